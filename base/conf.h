@@ -46,7 +46,8 @@ void conf_free(const ConfTable *table, void *out);
 /* Writes an INI file. values NULL: the defaults with the help text as comments (the shipped example); else the effective values. */
 void conf_print(const ConfTable *table, const void *values, FILE *to);
 
-/* The command line that every daemon shares: --config FILE, --set section.key=value, --check, --print-config, --help, --version.
+/* The command line that every daemon shares: --config FILE, --set section.key=value, --check, --print-config,
+ * --print-defaults, --help, --version.
  * Returns 0 when the daemon should run with *out filled; otherwise the process should end with *exit_status (0 or 2). */
 int conf_main(const ConfTable *table, int argc, char **argv, void *out, int *exit_status);
 
