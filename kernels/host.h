@@ -1,6 +1,8 @@
-/* What the host backends (ref and cpu) share: the rank group, its barrier, tensors, the current batch, access to KV rows.
+/* What the host backends (ref and cpu) share: the rank group, its barrier, tensors, the current
+ * batch, access to KV rows.
  *
- * Internal to kernels/. Each Dev belongs to its rank's thread; HostGroup is shared, its fields name their rule. */
+ * Internal to kernels/. Each Dev belongs to its rank's thread; HostGroup is shared, its fields name
+ * their rule. */
 #pragma once
 
 #include "kernels/ops.h"
@@ -11,13 +13,14 @@ typedef struct HostPool HostPool; /* worker threads of one rank; NULL for one th
 
 typedef struct HostGroup {
     int n_ranks;
-    int spin;                 /* rounds to spin at the barrier before sleeping; 0 when ranks outnumber cores */
+    int spin; /* rounds to spin at the barrier before sleeping; 0 when ranks outnumber cores */
     _Atomic uint32_t arrived; /* barrier: ranks that have come in this round */
     _Atomic uint32_t round;   /* barrier: changed by the last one to come; futex word */
     Tensor shared;            /* tensor_shared: written by rank 0 before a barrier */
-    float *stage[2];          /* all_reduce: [n_ranks, stage_cap], written each by its rank, read by all; alternate between calls */
-    size_t stage_cap;         /* fp32 numbers per rank */
-    int n_open;               /* Devs left; the last one to close frees the group */
+    float *stage[2];  /* all_reduce: [n_ranks, stage_cap], written each by its rank, read by all;
+                         alternate between calls */
+    size_t stage_cap; /* fp32 numbers per rank */
+    int n_open;       /* Devs left; the last one to close frees the group */
 } HostGroup;
 
 struct Dev {
@@ -26,12 +29,12 @@ struct Dev {
     int rank;
     DevConf conf;
     HostPool *pool;
-    unsigned n_reduced;       /* all_reduce calls so far: picks the stage */
+    unsigned n_reduced; /* all_reduce calls so far: picks the stage */
     KvLayout kv;
     uint8_t *kv_pool;
-    OpsBatch batch;           /* points into the arrays below */
+    OpsBatch batch; /* points into the arrays below */
     int32_t *token, *pos, *seq, *page_table;
-    float *scratch;           /* backend's own */
+    float *scratch; /* backend's own */
     size_t scratch_len;
 };
 
@@ -44,7 +47,8 @@ struct Experts {
     MatView *gate, *up, *down; /* [n_experts]; data NULL: not held */
 };
 
-/* The part of Ops that both backends take over unchanged: life, memory, batch, kv_write, collectives. */
+/* The part of Ops that both backends take over unchanged: life, memory, batch, kv_write,
+ * collectives. */
 void host_ops_fill(Ops *ops);
 /* For open: creates the group and its Devs with the given table. */
 int host_open(const Ops *ops, const DevConf *conf, Dev **dev, Err *err);
@@ -62,10 +66,12 @@ static inline int32_t *host_row_i32(Tensor t, int r) {
 
 /* Page of position pos of batch sequence seq. */
 static inline int64_t host_page(const Dev *d, int seq, int pos) {
-    return d->batch.page_table[(size_t)seq * (size_t)d->batch.page_stride + (size_t)(pos / KV_PAGE_TOKENS)];
+    return d->batch
+        .page_table[(size_t)seq * (size_t)d->batch.page_stride + (size_t)(pos / KV_PAGE_TOKENS)];
 }
 
-/* The latent row (kv_lora + rope numbers) or index key of a position as fp32, from whatever the pool stores. */
+/* The latent row (kv_lora + rope numbers) or index key of a position as fp32, from whatever the
+ * pool stores. */
 void host_kv_latent(const Dev *d, int slot, int64_t page, int row, float *out);
 void host_kv_key(const Dev *d, int index_slot, int64_t page, int row, float *out);
 /* Stores them. */

@@ -1,12 +1,13 @@
 /* Where the KV of a token stands in a pool: facts and arithmetic, no state. Any thread.
  *
- * A pool is one block of memory. First the latent part: for each layer slot, for each page, 64 rows; then, on a 4096-byte border, the index
- * keys: for each index slot, for each page, 64 keys. A page of one slot is contiguous.
+ * A pool is one block of memory. First the latent part: for each layer slot, for each page, 64
+ * rows; then, on a 4096-byte border, the index keys: for each index slot, for each page, 64 keys. A
+ * page of one slot is contiguous.
  *
  *   latent row   f32, bf16: kv_lora + rope numbers, rotated part last (interleaved pairs)
- *                fp8: kv_lora e4m3 bytes, kv_lora / 128 float scales (amax / 448), rope bf16 numbers
- *   index page   f32, bf16: 64 rows of index_dim numbers, rotated part first
- *                fp8: 64 x index_dim e4m3 bytes, then 64 float scales (powers of two)
+ *                fp8: kv_lora e4m3 bytes, kv_lora / 128 float scales (amax / 448), rope bf16
+ * numbers index page   f32, bf16: 64 rows of index_dim numbers, rotated part first fp8: 64 x
+ * index_dim e4m3 bytes, then 64 float scales (powers of two)
  */
 #pragma once
 
@@ -14,12 +15,12 @@
 
 #include <stdint.h>
 
-enum { KV_PAGE_TOKENS = 64, KV_SCALE_GROUP = 128 };
+enum { KV_PAGE_TOKENS = 64, KV_SCALE_GROUP = 128, KV_ROW_MAX = 1024 /* kv_lora + rope */ };
 
 typedef struct KvLayout {
-    Dtype dtype;   /* DT_F32, DT_BF16 or DT_F8E4M3 */
-    int n_slots;   /* layers that have a latent cache */
-    int n_index;   /* layers that have index keys */
+    Dtype dtype; /* DT_F32, DT_BF16 or DT_F8E4M3 */
+    int n_slots; /* layers that have a latent cache */
+    int n_index; /* layers that have index keys */
     int kv_lora, rope, index_dim;
     int64_t n_pages;
 } KvLayout;
@@ -36,12 +37,15 @@ static inline uint64_t kv_latent_row_bytes(const KvLayout *l) {
     case DT_BF16:
         return 2 * numbers;
     default:
-        return (uint64_t)l->kv_lora + 4u * (uint64_t)(l->kv_lora / KV_SCALE_GROUP) + 2u * (uint64_t)l->rope;
+        return (uint64_t)l->kv_lora + 4u * (uint64_t)(l->kv_lora / KV_SCALE_GROUP) +
+               2u * (uint64_t)l->rope;
     }
 }
 
 static inline uint64_t kv_index_page_bytes(const KvLayout *l) {
-    uint64_t per_key = l->dtype == DT_F32 ? 4u * (uint64_t)l->index_dim : l->dtype == DT_BF16 ? 2u * (uint64_t)l->index_dim : (uint64_t)l->index_dim + 4;
+    uint64_t per_key = l->dtype == DT_F32    ? 4u * (uint64_t)l->index_dim
+                       : l->dtype == DT_BF16 ? 2u * (uint64_t)l->index_dim
+                                             : (uint64_t)l->index_dim + 4;
     return KV_PAGE_TOKENS * per_key;
 }
 
@@ -59,21 +63,26 @@ static inline uint64_t kv_index_part_offset(const KvLayout *l) {
 }
 
 static inline uint64_t kv_index_page_offset(const KvLayout *l, int index_slot, int64_t page) {
-    return kv_index_part_offset(l) + ((uint64_t)index_slot * (uint64_t)l->n_pages + (uint64_t)page) * kv_index_page_bytes(l);
+    return kv_index_part_offset(l) +
+           ((uint64_t)index_slot * (uint64_t)l->n_pages + (uint64_t)page) * kv_index_page_bytes(l);
 }
 
 static inline uint64_t kv_pool_bytes(const KvLayout *l) {
-    return kv_index_part_offset(l) + (uint64_t)l->n_index * (uint64_t)l->n_pages * kv_index_page_bytes(l);
+    return kv_index_part_offset(l) +
+           (uint64_t)l->n_index * (uint64_t)l->n_pages * kv_index_page_bytes(l);
 }
 
 /* Bytes of one page over all slots: what one page of a request costs. */
 static inline uint64_t kv_page_total_bytes(const KvLayout *l) {
-    return (uint64_t)l->n_slots * kv_latent_page_bytes(l) + (uint64_t)l->n_index * kv_index_page_bytes(l);
+    return (uint64_t)l->n_slots * kv_latent_page_bytes(l) +
+           (uint64_t)l->n_index * kv_index_page_bytes(l);
 }
 
-/* The ranges that rows [row0, row1) of a page occupy in one layer: the latent rows, and the index keys when index_slot >= 0. At most 3. The
- * ranges of two layouts that differ in n_pages only have equal lengths in equal order. */
-static inline int kv_layout_ranges(const KvLayout *l, int slot, int index_slot, int64_t page, int row0, int row1, KvRange out[3]) {
+/* The ranges that rows [row0, row1) of a page occupy in one layer: the latent rows, and the index
+ * keys when index_slot >= 0. At most 3. The ranges of two layouts that differ in n_pages only have
+ * equal lengths in equal order. */
+static inline int kv_layout_ranges(const KvLayout *l, int slot, int index_slot, int64_t page,
+                                   int row0, int row1, KvRange out[3]) {
     int n = 0;
     uint64_t row = kv_latent_row_bytes(l), r0 = (uint64_t)row0, rows = (uint64_t)(row1 - row0);
     out[n++] = (KvRange){kv_latent_page_offset(l, slot, page) + r0 * row, rows * row};
@@ -92,7 +101,8 @@ static inline int kv_layout_ranges(const KvLayout *l, int slot, int index_slot, 
 
 /* Equal for pools whose bytes mean the same, whatever their page count (FNV-1a over the fields). */
 static inline uint64_t kv_layout_hash(const KvLayout *l) {
-    const int field[7] = {1, (int)l->dtype, l->n_slots, l->n_index, l->kv_lora, l->rope, l->index_dim};
+    const int field[7] = {1,          (int)l->dtype, l->n_slots,  l->n_index,
+                          l->kv_lora, l->rope,       l->index_dim};
     uint64_t h = 0xcbf29ce484222325ull;
     for (int i = 0; i < 7; i++)
         h = (h ^ (uint64_t)(uint32_t)field[i]) * 0x100000001b3ull;

@@ -1,15 +1,18 @@
 /* The border to the device: a table of operations on opaque device tensors.
  *
- * One Dev is one rank of a TP group; each rank has a thread of its own that makes all calls on its Dev. Calls enqueue work in order; only
- * download() waits for it. Operations marked COLLECTIVE are called by every rank of the group in the same order with the same arguments; their
- * results are bit-identical on all ranks and do not depend on timing. No operation fails: what can fail is loading and allocation, before
- * ready. A device that breaks ends the process.
+ * One Dev is one rank of a TP group; each rank has a thread of its own that makes all calls on its
+ * Dev. Calls enqueue work in order; only download() waits for it. Operations marked COLLECTIVE are
+ * called by every rank of the group in the same order with the same arguments; their results are
+ * bit-identical on all ranks and do not depend on timing. No operation fails: what can fail is
+ * loading and allocation, before ready. A device that breaks ends the process.
  *
- * Activations are fp32 [rows, cols] on host backends. n is the number of tokens of the current batch, H the rank's heads. Row results do not
- * depend on which other rows are in the batch (fixed order of summation per output element).
+ * Activations are fp32 [rows, cols] on host backends. n is the number of tokens of the current
+ * batch, H the rank's heads. Row results do not depend on which other rows are in the batch (fixed
+ * order of summation per output element).
  *
- * Tolerances, relative to ref/ on the same inputs and stored formats: 1e-5 of the largest magnitude of the row for everything but top-k
- * and routing, which are equal except where scores differ by less than 1e-5 of the largest. */
+ * Tolerances, relative to ref/ on the same inputs and stored formats: 1e-5 of the largest magnitude
+ * of the row for everything but top-k and routing, which are equal except where scores differ by
+ * less than 1e-5 of the largest. */
 #pragma once
 
 #include "base/err.h"
@@ -50,21 +53,22 @@ typedef struct OpsBatch {
     const int32_t *token;      /* [n_tok] */
     const int32_t *pos;        /* [n_tok] position in its sequence */
     const int32_t *seq;        /* [n_tok] index of its sequence, 0 .. n_seq - 1 */
-    const int32_t *page_table; /* [n_seq, page_stride] page of each 64 positions; entries beyond a sequence's length are not read */
+    const int32_t *page_table; /* [n_seq, page_stride] page of each 64 positions; entries beyond a
+                                  sequence's length are not read */
     int page_stride;
 } OpsBatch;
 
 typedef struct DevConf {
     int n_ranks;
-    int threads;      /* host backends: threads per rank, 0 = physical cores / ranks, at least 1 */
-    int max_rows;     /* tokens in a batch */
+    int threads;  /* host backends: threads per rank, 0 = physical cores / ranks, at least 1 */
+    int max_rows; /* tokens in a batch */
     int max_seqs;
-    int max_context;  /* positions of one sequence */
+    int max_context; /* positions of one sequence */
     int index_topk;
 } DevConf;
 
-/* The routed experts of one layer, each sliced for this rank: gate, up [inner, hidden], down [hidden, inner]. A view without data is an
- * expert that this device does not hold. */
+/* The routed experts of one layer, each sliced for this rank: gate, up [inner, hidden], down
+ * [hidden, inner]. A view without data is an expert that this device does not hold. */
 typedef struct ExpertsView {
     int n_experts;
     const MatView *gate, *up, *down; /* [n_experts] each */
@@ -83,12 +87,14 @@ typedef struct Ops {
     int (*experts_load)(Dev *d, const ExpertsView *view, Experts **out, Err *err);
     void (*experts_free)(Dev *d, Experts *e);
     int (*tensor_new)(Dev *d, Dtype dtype, int rows, int cols, Tensor *out, Err *err);
-    /* COLLECTIVE. Written by any rank, read by all: one memory on a host, one per rank elsewhere. */
+    /* COLLECTIVE. Written by any rank, read by all: one memory on a host, one per rank elsewhere.
+     */
     int (*tensor_shared)(Dev *d, Dtype dtype, int rows, int cols, Tensor *out, Err *err);
     void (*tensor_free)(Dev *d, Tensor *t);
     void (*upload)(Dev *d, Tensor *t, const void *host); /* rows * cols numbers, densely packed */
     void (*download)(Dev *d, const Tensor *t, void *host);
-    /* The pool: device memory of kv_pool_bytes(layout), the caller's, the same on every rank of a host. */
+    /* The pool: device memory of kv_pool_bytes(layout), the caller's, the same on every rank of a
+     * host. */
     void (*kv_bind)(Dev *d, const KvLayout *layout, void *pool);
 
     /* -- one step -- */
@@ -104,8 +110,9 @@ typedef struct Ops {
     void (*layer_norm)(Dev *d, Tensor out, Tensor x, Tensor w, Tensor b, float eps);
     /* out[n, r] = x[n, c] . W[r, c]^T, weights dequantised to fp32, products and sums fp32 */
     void (*linear)(Dev *d, Tensor out, Tensor x, const Mat *w);
-    /* Rotates, in place, numbers [at, at + dim) of each of `heads` groups of `stride` columns by the token's position: pair (2i, 2i + 1) by the
-     * angle pos * theta^(-2i / dim). Angles in double. */
+    /* Rotates, in place, numbers [at, at + dim) of each of `heads` groups of `stride` columns by
+     * the token's position: pair (2i, 2i + 1) by the angle pos * theta^(-2i / dim). Angles in
+     * double. */
     void (*rope)(Dev *d, Tensor x, int heads, int stride, int at, int dim, float theta);
     /* x += y */
     void (*add)(Dev *d, Tensor x, Tensor y);
@@ -113,27 +120,33 @@ typedef struct Ops {
     void (*silu_mul)(Dev *d, Tensor out, Tensor gate, Tensor up);
 
     /* -- attention (MLA absorbed, DSA) -- */
-    /* q[n, H * (nope + rope)] -> out[n, H * (kv_lora + rope)]: per head W_UK^T . q_nope, then q_rope copied. kv_b[H * (nope + v), kv_lora]
-     * holds for each head nope rows of W_UK, then v rows of W_UV. */
+    /* q[n, H * (nope + rope)] -> out[n, H * (kv_lora + rope)]: per head W_UK^T . q_nope, then
+     * q_rope copied. kv_b[H * (nope + v), kv_lora] holds for each head nope rows of W_UK, then v
+     * rows of W_UV. */
     void (*mla_absorb)(Dev *d, Tensor out, Tensor q, const Mat *kv_b, int heads, int nope, int v);
     /* x[n, H * kv_lora] -> out[n, H * v]: per head W_UV . x */
     void (*mla_expand)(Dev *d, Tensor out, Tensor x, const Mat *kv_b, int heads, int nope, int v);
-    /* COLLECTIVE. Stores kv[n, kv_lora + rope] (normed latent, rotated key) at the batch's positions of `slot`, and index keys key[n, index_dim]
-     * when index_slot >= 0. Afterwards every rank sees them. */
+    /* COLLECTIVE. Stores kv[n, kv_lora + rope] (normed latent, rotated key) at the batch's
+     * positions of `slot`, and index keys key[n, index_dim] when index_slot >= 0. Afterwards every
+     * rank sees them. */
     void (*kv_write)(Dev *d, int slot, Tensor kv, int index_slot, Tensor key);
     /* COLLECTIVE. topk[n, K] (shared, i32) = the positions t <= pos with the K largest scores
      *   sum_h w[h] * relu(q[h] . key[t]) * heads^-1/2 * dim^-1/2
-     * lowest position first among equal scores; ascending, then -1 up to K. All positions when pos < K. q[n, heads * dim], w[n, heads]. */
+     * lowest position first among equal scores; ascending, then -1 up to K. All positions when pos
+     * < K. q[n, heads * dim], w[n, heads]. */
     void (*index_select)(Dev *d, Tensor topk, Tensor q, Tensor w, int heads, int index_slot);
-    /* out[n, H * kv_lora] = softmax(scale * q . kv[t]) . latent[t] over the positions t of topk; q[n, H * (kv_lora + rope)]. A row without
-     * positions gives 0. */
+    /* out[n, H * kv_lora] = softmax(scale * q . kv[t]) . latent[t] over the positions t of topk;
+     * q[n, H * (kv_lora + rope)]. A row without positions gives 0. */
     void (*mla_attend)(Dev *d, Tensor out, Tensor q, Tensor topk, int heads, int slot, float scale);
 
     /* -- experts -- */
-    /* s = sigmoid(logits[n, E]); the k experts with the largest s + bias[1, E] (lowest id first among equals) -> id[n, k] ascending, weight[n, k] =
-     * s * scale, divided by (sum of s + 1e-20) when norm. */
-    void (*moe_route)(Dev *d, Tensor id, Tensor weight, Tensor logits, Tensor bias, bool norm, float scale);
-    /* y[n, hidden] += sum over k of weight * down . (silu(gate . x) * (up . x)), for the experts that the device holds, in the order of id */
+    /* s = sigmoid(logits[n, E]); the k experts with the largest s + bias[1, E] (lowest id first
+     * among equals) -> id[n, k] ascending, weight[n, k] = s * scale, divided by (sum of s + 1e-20)
+     * when norm. */
+    void (*moe_route)(Dev *d, Tensor id, Tensor weight, Tensor logits, Tensor bias, bool norm,
+                      float scale);
+    /* y[n, hidden] += sum over k of weight * down . (silu(gate . x) * (up . x)), for the experts
+     * that the device holds, in the order of id */
     void (*experts)(Dev *d, Tensor y, Tensor x, Tensor id, Tensor weight, const Experts *e);
 
     /* -- ranks -- */
@@ -145,6 +158,6 @@ typedef struct Ops {
 
 /* Plain C, one thread per rank: defines the numerics. */
 const Ops *ops_ref(void);
-/* The fastest host backend that this processor runs: "avx512", "avx2"; force (NULL: choose) names one for tests. NULL when the processor cannot
- * run what was forced, or runs neither. */
+/* The fastest host backend that this processor runs: "avx512", "avx2"; force (NULL: choose) names
+ * one for tests. NULL when the processor cannot run what was forced, or runs neither. */
 const Ops *ops_cpu(const char *force);

@@ -1,4 +1,5 @@
-/* Stored number formats, as seen by loaders and kernels: facts and inline conversions, no state. Any thread. */
+/* Stored number formats, as seen by loaders and kernels: facts and inline conversions, no state.
+ * Any thread. */
 #pragma once
 
 #include <math.h>
@@ -9,23 +10,27 @@
 typedef enum Dtype { DT_F32, DT_BF16, DT_F8E4M3, DT_NVFP4, DT_I32 } Dtype;
 
 enum {
-    F8_BLOCK = 128,   /* one F32 scale per 128 x 128 block: w = e4m3 * scale_inv[r / 128, c / 128] */
-    NVFP4_GROUP = 16, /* one e4m3 scale per 16 columns: w = e2m1 * scale[r, c / 16] * scale2; even column = low nibble */
+    F8_BLOCK = 128, /* one F32 scale per 128 x 128 block: w = e4m3 * scale_inv[r / 128, c / 128] */
+    NVFP4_GROUP = 16, /* one e4m3 scale per 16 columns: w = e2m1 * scale[r, c / 16] * scale2; even
+                         column = low nibble */
 };
 
-/* A matrix [rows, cols] in host memory in its stored format, or a slice of one. Everything is borrowed.
+/* A matrix [rows, cols] in host memory in its stored format, or a slice of one. Everything is
+ * borrowed.
  *
- * Element (r, c) of the slice stands at (row0 + r, col0 + c) of the quantisation grid; `data` points at the slice's first element, while
- * `scale` points at the grid's first scale. DT_F8E4M3 without scale means scale 1. */
+ * Element (r, c) of the slice stands at (row0 + r, col0 + c) of the quantisation grid; `data`
+ * points at the slice's first element, while `scale` points at the grid's first scale. DT_F8E4M3
+ * without scale means scale 1. */
 typedef struct MatView {
     Dtype dtype;
     int rows, cols;
     const uint8_t *data;
-    size_t row_bytes;    /* from one row to the next */
-    const void *scale;   /* DT_F8E4M3: float [.., scale_cols]; DT_NVFP4: e4m3 bytes [.., scale_cols] */
-    int scale_cols;      /* scales per grid row */
+    size_t row_bytes; /* from one row to the next */
+    const void
+        *scale;     /* DT_F8E4M3: float [.., scale_cols]; DT_NVFP4: e4m3 bytes [.., scale_cols] */
+    int scale_cols; /* scales per grid row */
     int row0, col0;
-    float scale2;        /* DT_NVFP4 */
+    float scale2; /* DT_NVFP4 */
 } MatView;
 
 static inline float bf16_to_f32(uint16_t v) {
@@ -63,8 +68,10 @@ extern const float E2M1[8];
 size_t dtype_row_bytes(Dtype dtype, int cols);
 const char *dtype_name(Dtype dtype);
 
-/* Rows [row, row + n) or columns [col, col + n) of m. Columns of DT_NVFP4 must start and end on a group. CHECKs the range. */
+/* Rows [row, row + n) or columns [col, col + n) of m. Columns of DT_NVFP4 must start and end on a
+ * group. CHECKs the range. */
 MatView mat_rows(const MatView *m, int row, int n);
 MatView mat_cols(const MatView *m, int col, int n);
-/* Writes row r as fp32 to out[cols]: one rounding per multiplication, exactly as the reference dequantises. */
+/* Writes row r as fp32 to out[cols]: one rounding per multiplication, exactly as the reference
+ * dequantises. */
 void mat_row_f32(const MatView *m, int r, float *out);
