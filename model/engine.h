@@ -1,0 +1,64 @@
+/* The engine: rank threads that run steps of the model, and sampling.
+ *
+ * The thread that opens an engine may be any; engine_step is called by one thread at a time (the
+ * daemon's engine thread), which sleeps while the rank threads work. Between steps the rank threads
+ * sleep. */
+#pragma once
+
+#include "base/err.h"
+#include "kernels/ops.h"
+#include "model/forward.h"
+#include "model/sample.h"
+
+#include <stdatomic.h>
+
+typedef struct Engine Engine;
+
+typedef struct EngineConf {
+    const char *backend; /* "cpu", "ref", "cpu-avx2", "cpu-avx512" */
+    int tp;
+    int threads; /* per rank, host backends; 0: cores / tp */
+    int max_rows, max_seqs, max_context, max_logits;
+    bool mtp;
+    Dtype kv_dtype;
+    const bool *resident;   /* as in ForwardConf */
+    const ExpertPort *port; /* copied */
+    ForwardFault fault;
+} EngineConf;
+
+/* One row whose logits are wanted. sampler NULL: none are sampled (the caller reads engine_logits).
+ */
+typedef struct EngineRow {
+    int32_t row; /* of the batch */
+    const Sampler *sampler;
+    int draw;
+    SampleOut out; /* filled by the step */
+    int status;    /* 0, or why this row has no token: the request fails, the others go on */
+} EngineRow;
+
+/* Starts the rank threads and loads the weights; w must outlive the engine. The pool is bound
+ * later. */
+int engine_open(Engine **out, const Weights *w, const EngineConf *conf, Err *err);
+void engine_close(Engine *e);
+const char *engine_backend(const Engine *e); /* the table really taken: "cpu-avx512" */
+const Shape *engine_shape(const Engine *e);
+
+/* Geometry of the pool without its page count, and binding of memory of kv_pool_bytes. */
+KvLayout engine_kv_layout(const Engine *e);
+void engine_kv_bind(Engine *e, const KvLayout *layout, void *pool);
+
+/* One step. probe (may be NULL) is called on rank 0's thread. E_ codes of the expert port when the
+ * step is void. */
+int engine_step(Engine *e, const OpsBatch *batch, EngineRow *rows, int n_rows,
+                const ForwardProbe *probe, Err *err);
+/* One MTP step over the hidden states of the last engine_step (from_state false) or of the last MTP
+ * step; samples like engine_step. hidden rows are taken as hidden_row[i] of that step for token i.
+ */
+int engine_mtp(Engine *e, const OpsBatch *batch, const int32_t *hidden_row, bool from_state,
+               EngineRow *rows, int n_rows, Err *err);
+/* logits[n_rows, vocab] of the last step, in host memory. */
+const float *engine_logits(const Engine *e, int row);
+
+/* Compares the dispatched kernels with the reference on random data of the model's shapes:
+ * E_MISMATCH names the operation and the difference. */
+int engine_selftest(Engine *e, Err *err);
