@@ -1,4 +1,5 @@
-/* A growable byte buffer that is always NUL-terminated. Embedded; zero-initialise, then buf_done. Not thread safe. */
+/* A growable byte buffer that is always NUL-terminated. Embedded; zero-initialise, then buf_done.
+ * Not thread safe. */
 #pragma once
 
 #include <stddef.h>
@@ -14,5 +15,6 @@ void buf_puts(Buf *b, const char *s);
 void buf_printf(Buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_clear(Buf *b); /* keeps the memory */
 void buf_done(Buf *b);
-/* Gives the bytes (never NULL, NUL-terminated, free with free()) to the caller and empties the buffer. */
+/* Gives the bytes (never NULL, NUL-terminated, free with free()) to the caller and empties the
+ * buffer. */
 char *buf_take(Buf *b);

@@ -1,8 +1,9 @@
 /* Configuration: one option table per daemon, one INI file, overrides from the command line.
  *
- * A table row names an option once: section, key, type, default, range, help and where it lands in the daemon's struct. Parsing, range
- * checks, --check, --print-config and the shipped example files all come from the table. Unknown sections and keys are errors that name
- * file, line and the nearest known name. Precedence: default < file < command line. Start-up only; not thread safe. */
+ * A table row names an option once: section, key, type, default, range, help and where it lands in
+ * the daemon's struct. Parsing, range checks, --check, --print-config and the shipped example files
+ * all come from the table. Unknown sections and keys are errors that name file, line and the
+ * nearest known name. Precedence: default < file < command line. Start-up only; not thread safe. */
 #pragma once
 
 #include "base/err.h"
@@ -36,19 +37,24 @@ typedef struct ConfTable {
     const ConfOpt *opts; /* ends with a row whose section is NULL */
 } ConfTable;
 
-/* Reads path (NULL: defaults only) and then the n overrides "section.key=value" into *out, a zeroed struct that the caller owns.
- * E_INVAL or E_IO with "FILE:LINE: [section] key: what was expected". On failure *out is released again. */
-int conf_load(const ConfTable *table, const char *path, const char *const *overrides, int n, void *out, Err *err);
+/* Reads path (NULL: defaults only) and then the n overrides "section.key=value" into *out, a zeroed
+ * struct that the caller owns. E_INVAL or E_IO with "FILE:LINE: [section] key: what was expected".
+ * On failure *out is released again. */
+int conf_load(const ConfTable *table, const char *path, const char *const *overrides, int n,
+              void *out, Err *err);
 
 /* Frees the strings of *out and zeroes them. */
 void conf_free(const ConfTable *table, void *out);
 
-/* Writes an INI file. values NULL: the defaults with the help text as comments (the shipped example); else the effective values. */
+/* Writes an INI file. values NULL: the defaults with the help text as comments (the shipped
+ * example); else the effective values. */
 void conf_print(const ConfTable *table, const void *values, FILE *to);
 
-/* The command line that every daemon shares: --config FILE, --set section.key=value, --check, --print-config,
+/* The command line that every daemon shares: --config FILE, --set section.key=value, --check,
+ * --print-config,
  * --print-defaults, --help, --version.
- * Returns 0 when the daemon should run with *out filled; otherwise the process should end with *exit_status (0 or 2). */
+ * Returns 0 when the daemon should run with *out filled; otherwise the process should end with
+ * *exit_status (0 or 2). */
 int conf_main(const ConfTable *table, int argc, char **argv, void *out, int *exit_status);
 
 /* The name in names (NULL-terminated) nearest to s by edit distance, or NULL when none is near. */

@@ -91,8 +91,8 @@ void conf_value_expected(const ConfOpt *o, char *to, size_t room) {
         [CONF_INT] = "an integer",
         [CONF_REAL] = "a number",
         [CONF_BOOL] = "yes or no",
-        [CONF_SIZE] = "bytes, with suffix K, M, G or T",
-        [CONF_MS] = "a time, with suffix ms, s or min",
+        [CONF_SIZE] = "bytes with suffix K, M, G or T",
+        [CONF_MS] = "a time with suffix ms, s or min",
     };
     if (o->type == CONF_ENUM) {
         int n = snprintf(to, room, "one of ");
@@ -106,7 +106,7 @@ void conf_value_expected(const ConfOpt *o, char *to, size_t room) {
     to += n;
     room -= (size_t)n;
     if (o->type == CONF_REAL) {
-        snprintf(to, room, " from %g to %g", o->min, o->max);
+        snprintf(to, room, ", from %g to %g", o->min, o->max);
         return;
     }
     char low[32], high[32];
@@ -121,7 +121,7 @@ void conf_value_expected(const ConfOpt *o, char *to, size_t room) {
             u = no_units;
         snprintf(texts[i], sizeof low, "%lld%s", (long long)(v / u->factor), u->suffix);
     }
-    snprintf(to, room, " from %s to %s", low, high);
+    snprintf(to, room, ", from %s to %s", low, high);
 }
 
 static bool in_range(const ConfOpt *o, double v) {

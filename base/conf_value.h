@@ -3,12 +3,13 @@
 
 #include "base/conf.h"
 
-/* Parses text into the field of o in *out (a CONF_STR field is freed first). E_INVAL with what was expected and what was found;
- * the field then keeps its value. */
+/* Parses text into the field of o in *out (a CONF_STR field is freed first). E_INVAL with what was
+ * expected and what was found; the field then keeps its value. */
 int conf_value_set(const ConfOpt *o, const char *text, void *out, Err *err);
 
 /* Writes the field of o in *values so that conf_value_set reads the same value. */
 void conf_value_print(const ConfOpt *o, const void *values, FILE *to);
 
-/* Writes what the option takes into to[room]: "an integer from 1 to 65535", "one of auto, cpu, cuda". */
+/* Writes what the option takes into to[room]: "an integer, from 1 to 65535", "one of auto, cpu,
+ * cuda". */
 void conf_value_expected(const ConfOpt *o, char *to, size_t room);

@@ -1,7 +1,7 @@
 /* Error values, assertions and allocation that cannot fail.
  *
- * A fallible function returns 0 or a negative E_ code. The first detector words the error in *err; callers pass it on and may add
- * context once with err_wrap. Any Err pointer may be NULL. */
+ * A fallible function returns 0 or a negative E_ code. The first detector words the error in *err;
+ * callers pass it on and may add context once with err_wrap. Any Err pointer may be NULL. */
 #pragma once
 
 #include <stdarg.h>
@@ -38,7 +38,8 @@ int err_wrap(Err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)
 /* Name of a code: "invalid", "busy", ... Never NULL. */
 const char *err_name(int code);
 
-/* Prints file, line and the condition, then aborts. Kept in release builds; for broken invariants only. */
+/* Prints file, line and the condition, then aborts. Kept in release builds; for broken invariants
+ * only. */
 #define CHECK(cond)                                                                                \
     do {                                                                                           \
         if (__builtin_expect(!(cond), 0))                                                          \
@@ -53,7 +54,8 @@ const char *err_name(int code);
 
 _Noreturn void err_check_failed(const char *file, int line, const char *cond);
 
-/* Allocation that ends the process with a message when memory is out. Zeroed where the name says calloc. Free with free(). */
+/* Allocation that ends the process with a message when memory is out. Zeroed where the name says
+ * calloc. Free with free(). */
 void *xmalloc(size_t bytes);
 void *xcalloc(size_t n, size_t bytes);
 void *xrealloc(void *p, size_t bytes);

@@ -1,12 +1,17 @@
 /* Log lines for journald (or a terminal) on standard error.
  *
- * One line per event: "<6>decode: req 7f3a...: text" when standard error is the journal, else with a time stamp. Only daemons log above
- * debug. Any thread may log; lines do not interleave. */
+ * One line per event: "<6>decode: req 7f3a...: text" when standard error is the journal, else with
+ * a time stamp. Only daemons log above debug. Any thread may log; lines do not interleave. */
 #pragma once
 
 #include <stdbool.h>
 
-typedef enum LogLevel { LOG_LV_ERR = 3, LOG_LV_WARN = 4, LOG_LV_INFO = 6, LOG_LV_DEBUG = 7 } LogLevel;
+typedef enum LogLevel {
+    LOG_LV_ERR = 3,
+    LOG_LV_WARN = 4,
+    LOG_LV_INFO = 6,
+    LOG_LV_DEBUG = 7
+} LogLevel;
 
 /* Sets the name printed before each line (borrowed for ever) and the least urgent level printed. */
 void log_init(const char *name, LogLevel max_level);

@@ -1,8 +1,10 @@
-/* The loop thread of a daemon: libuv, signals, posting from other threads, timers, systemd notification and watchdog.
+/* The loop thread of a daemon: libuv, signals, posting from other threads, timers, systemd
+ * notification and watchdog.
  *
- * A daemon has one Loop; the thread that calls loop_run owns every piece of the daemon's state. Other threads reach it only by
- * loop_post. SIGTERM and SIGINT call on_stop once (the daemon drains, then calls loop_stop); a second signal ends the process at once with
- * status 1, and so does drain_deadline_ms. SIGPIPE is ignored. */
+ * A daemon has one Loop; the thread that calls loop_run owns every piece of the daemon's state.
+ * Other threads reach it only by loop_post. SIGTERM and SIGINT call on_stop once (the daemon
+ * drains, then calls loop_stop); a second signal ends the process at once with status 1, and so
+ * does drain_deadline_ms. SIGPIPE is ignored. */
 #pragma once
 
 #include "base/err.h"
@@ -29,13 +31,16 @@ uv_loop_t *loop_uv(Loop *loop);
 void loop_run(Loop *loop);
 void loop_stop(Loop *loop);
 
-/* on_stop is called on the loop thread at the first SIGTERM or SIGINT. Call before other threads start. */
+/* on_stop is called on the loop thread at the first SIGTERM or SIGINT. Call before other threads
+ * start. */
 void loop_on_stop(Loop *loop, LoopFn on_stop, void *arg, int64_t drain_deadline_ms);
 
-/* Calls fn(arg) soon on the loop thread, in the order of posting. Any thread. False when 65536 calls wait already or the loop is gone. */
+/* Calls fn(arg) soon on the loop thread, in the order of posting. Any thread. False when 65536
+ * calls wait already or the loop is gone. */
 bool loop_post(Loop *loop, LoopFn fn, void *arg);
 
-/* Calls fn(arg) after first_ms and then every repeat_ms (0: once; the timer still has to be closed). */
+/* Calls fn(arg) after first_ms and then every repeat_ms (0: once; the timer still has to be
+ * closed). */
 LoopTimer *loop_timer_new(Loop *loop, int64_t first_ms, int64_t repeat_ms, LoopFn fn, void *arg);
 /* No call happens after it returns. NULL is a no-op. */
 void loop_timer_free(LoopTimer *timer);
@@ -49,5 +54,6 @@ void loop_fd_free(LoopFd *watch);
 /* systemd: READY=1 (once) or STATUS= text. Without a notify socket these do nothing. */
 void loop_notify_ready(Loop *loop, const char *status);
 void loop_notify_status(Loop *loop, const char *status);
-/* Starts feeding the watchdog at half its period as long as alive(arg) holds. No-op when systemd asked for none. */
+/* Starts feeding the watchdog at half its period as long as alive(arg) holds. No-op when systemd
+ * asked for none. */
 void loop_notify_watchdog(Loop *loop, bool (*alive)(void *), void *arg);

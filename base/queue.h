@@ -13,7 +13,8 @@ void queue_free(Queue *q);
 /* Appends item. False, at once, when the queue is full or closed. */
 bool queue_push(Queue *q, void *item);
 
-/* Takes the oldest item, waiting at most timeout_ms (0: not at all, negative: until an item comes or the queue closes). NULL when none. */
+/* Takes the oldest item, waiting at most timeout_ms (0: not at all, negative: until an item comes
+ * or the queue closes). NULL when none. */
 void *queue_pop(Queue *q, int64_t timeout_ms);
 
 /* No more items come in; waiting consumers wake up once it is empty. */
