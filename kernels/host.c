@@ -179,6 +179,12 @@ static void host_download(Dev *d, const Tensor *t, void *host) {
                (size_t)t->cols * 4);
 }
 
+static void host_clear(Dev *d, Tensor x) {
+    (void)d;
+    for (int r = 0; r < x.rows; r++)
+        memset(host_row(x, r), 0, (size_t)x.cols * 4);
+}
+
 static void host_kv_bind(Dev *d, const KvLayout *layout, void *pool) {
     d->kv = *layout;
     d->kv_pool = pool;
@@ -271,6 +277,7 @@ void host_ops_fill(Ops *ops) {
     ops->tensor_free = host_tensor_free;
     ops->upload = host_upload;
     ops->download = host_download;
+    ops->clear = host_clear;
     ops->kv_bind = host_kv_bind;
     ops->batch_set = host_batch_set;
     ops->kv_write = host_kv_write;

@@ -114,6 +114,8 @@ typedef struct Ops {
      * the token's position: pair (2i, 2i + 1) by the angle pos * theta^(-2i / dim). Angles in
      * double. */
     void (*rope)(Dev *d, Tensor x, int heads, int stride, int at, int dim, float theta);
+    /* x = 0 */
+    void (*clear)(Dev *d, Tensor x);
     /* x += y */
     void (*add)(Dev *d, Tensor x, Tensor y);
     /* out[n, i] = silu(gate) * up; out may be gate */

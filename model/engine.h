@@ -23,7 +23,7 @@ typedef struct EngineConf {
     Dtype kv_dtype;
     const bool *resident;   /* as in ForwardConf */
     const ExpertPort *port; /* copied */
-    ForwardFault fault;
+    const Ops *ops;         /* NULL: by name; tests put a table of their own here */
 } EngineConf;
 
 /* One row whose logits are wanted. sampler NULL: none are sampled (the caller reads engine_logits).

@@ -45,12 +45,6 @@ typedef struct ForwardProbe {
     void (*on)(void *arg, ForwardPoint point, int layer, const Tensor *t);
 } ForwardProbe;
 
-/* Deliberate mistakes, so that a test can prove that its tolerances would catch them. All false in
- * service. */
-typedef struct ForwardFault {
-    bool dense_attention, index_no_relu, index_half_split_rope, index_last_positions;
-} ForwardFault;
-
 typedef struct ForwardConf {
     const Ops *ops;
     Dev *dev;
@@ -62,10 +56,10 @@ typedef struct ForwardConf {
      * for the call. */
     const bool *resident;
     const ExpertPort *port; /* required when some are not; copied; used by rank 0 */
-    ForwardFault fault;
 } ForwardConf;
 
-/* Loads this rank's slices. COLLECTIVE over ranks. w must outlive the Forward. */
+/* Loads this rank's slices and allocates its workspace. COLLECTIVE over ranks, and every rank
+ * returns whatever another one meets. w must outlive the Forward. */
 int forward_open(Forward **out, const Weights *w, const ForwardConf *conf, Err *err);
 void forward_close(Forward *f);
 
