@@ -136,7 +136,7 @@ static int host_tensor_new(Dev *d, Dtype dtype, int rows, int cols, Tensor *out,
     (void)d;
     if (rows < 1 || cols < 1 || (dtype != DT_F32 && dtype != DT_I32))
         return err_set(err, E_INVAL, "tensor [%d, %d] of %s", rows, cols, dtype_name(dtype));
-    *out = (Tensor){xaligned((size_t)rows * (size_t)cols * 4), dtype, rows, cols, cols};
+    *out = (Tensor){xaligned((size_t)rows * (size_t)cols * 4), dtype, rows, cols, cols, false};
     return 0;
 }
 
@@ -150,6 +150,7 @@ static int host_tensor_shared(Dev *d, Dtype dtype, int rows, int cols, Tensor *o
     if (d->rank != 0 && !d->group->shared.at)
         rc = err_set(err, E_INVAL, "shared tensor [%d, %d]", rows, cols);
     Tensor t = d->group->shared;
+    t.borrowed = d->rank != 0;
     host_barrier(d);
     if (d->rank == 0)
         d->group->shared = (Tensor){0};
@@ -161,7 +162,8 @@ static int host_tensor_shared(Dev *d, Dtype dtype, int rows, int cols, Tensor *o
 
 static void host_tensor_free(Dev *d, Tensor *t) {
     (void)d;
-    free(t->at);
+    if (!t->borrowed)
+        free(t->at);
     *t = (Tensor){0};
 }
 

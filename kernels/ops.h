@@ -32,11 +32,19 @@ typedef struct Tensor {
     void *at;
     Dtype dtype; /* DT_F32 or DT_I32 */
     int rows, cols, ld;
+    bool borrowed; /* another rank owns the memory: tensor_free leaves it */
 } Tensor;
 
 /* Rows [0, rows) of t. */
 static inline Tensor tensor_head(Tensor t, int rows) {
     t.rows = rows;
+    return t;
+}
+
+/* Row `row` of t. */
+static inline Tensor tensor_row(Tensor t, int row) {
+    t.at = (char *)t.at + (size_t)row * (size_t)t.ld * 4;
+    t.rows = 1;
     return t;
 }
 

@@ -10,8 +10,6 @@
 #include "model/forward.h"
 #include "model/sample.h"
 
-#include <stdatomic.h>
-
 typedef struct Engine Engine;
 
 typedef struct EngineConf {

@@ -71,19 +71,13 @@ static void alloc_staging(Forward *f) {
 
 static void free_work(Forward *f) {
     Work *w = &f->work;
-    Tensor *own[] = {&w->x,    &w->h,    &w->y,     &w->q_a,  &w->q,      &w->kv,
-                     &w->key,  &w->iq,   &w->iw,    &w->ql,   &w->ol,     &w->o,
-                     &w->gate, &w->up,   &w->score, &w->id,   &w->weight, &w->final,
-                     &w->rows, &w->part, &w->pair,  &w->state};
-    for (size_t i = 0; i < sizeof own / sizeof *own; i++)
-        if (own[i]->at)
-            f->ops->tensor_free(f->dev, own[i]);
-    if (f->conf.rank == 0) { /* rank 0 owns what the ranks share */
-        if (w->topk.at)
-            f->ops->tensor_free(f->dev, &w->topk);
-        if (w->logits.at)
-            f->ops->tensor_free(f->dev, &w->logits);
-    }
+    Tensor *all[] = {&w->x,     &w->h,    &w->y,    &w->q_a,    &w->q,    &w->kv,
+                     &w->key,   &w->iq,   &w->iw,   &w->topk,   &w->ql,   &w->ol,
+                     &w->o,     &w->gate, &w->up,   &w->score,  &w->id,   &w->weight,
+                     &w->final, &w->rows, &w->part, &w->logits, &w->pair, &w->state};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i]->at)
+            f->ops->tensor_free(f->dev, all[i]);
 }
 
 int forward_open(Forward **out, const Weights *w, const ForwardConf *conf, Err *err) {
