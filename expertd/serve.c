@@ -1,0 +1,227 @@
+/* See serve.h. The loop thread owns Serve and the list of callers; a Call belongs to the worker
+ * between queue_push and loop_post. */
+#include "expertd/serve.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/queue.h"
+#include "base/stat.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Call {
+    Serve *serve;
+    BusPeer *peer; /* loop thread only; NULL when the caller is gone */
+    uint64_t id;
+    int layer, n, k;
+    float *x, *weight, *y;
+    int32_t *expert;
+    int64_t arrived_us, compute_us;
+    struct Call *next, *prev; /* loop thread: calls not yet answered */
+} Call;
+
+struct Serve {
+    Loop *loop;
+    Store *store;
+    const Shape *shape;
+    int max_rows;
+    uint64_t generation;
+    Queue *queue;
+    pthread_t worker;
+    Call *open; /* calls not yet answered */
+    int n_open;
+    StatCounter *calls, *refused, *rows;
+    StatHist *wait_s, *compute_s;
+};
+
+/* ---- worker thread ---- */
+
+static void on_done(void *arg);
+
+static void *worker_main(void *arg) {
+    Serve *s = arg;
+    for (Call *c; (c = queue_pop(s->queue, -1));) {
+        int64_t begin = clock_now_us();
+        store_compute(s->store, c->layer, c->n, c->k, c->x, c->expert, c->weight, c->y);
+        c->compute_us = clock_now_us() - begin;
+        stat_observe(s->wait_s, (double)(begin - c->arrived_us) * 1e-6);
+        stat_observe(s->compute_s, (double)c->compute_us * 1e-6);
+        CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE of them */
+    }
+    return NULL;
+}
+
+/* ---- loop thread ---- */
+
+static void call_free(Call *c) {
+    Serve *s = c->serve;
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        s->open = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    s->n_open--;
+    free(c->x);
+    free(c);
+}
+
+static void reply(Serve *s, BusPeer *peer, Baton__ExpertReply *r, const void *y, size_t bytes) {
+    Err err = {0};
+    Baton__Envelope env = BATON__ENVELOPE__INIT;
+    env.body_case = BATON__ENVELOPE__BODY_EXPERT_REPLY;
+    env.expert_reply = r;
+    r->generation = s->generation;
+    if (bus_send(peer, &env, y, bytes, &err))
+        LOG_WARN("call %llu: cannot answer: %s", (unsigned long long)r->call, err.text);
+}
+
+static void on_done(void *arg) {
+    Call *c = arg;
+    Serve *s = c->serve;
+    if (c->peer) {
+        Baton__ExpertReply r = BATON__EXPERT_REPLY__INIT;
+        r.call = c->id;
+        r.compute_us = (uint32_t)c->compute_us;
+        reply(s, c->peer, &r, c->y, (size_t)c->n * (size_t)s->shape->hidden * sizeof(float));
+    }
+    call_free(c);
+}
+
+static void refuse(Serve *s, BusPeer *peer, uint64_t call, Baton__FailCode code,
+                   const char *reason) {
+    Baton__ExpertReply r = BATON__EXPERT_REPLY__INIT;
+    r.call = call;
+    r.code = code;
+    r.reason = (char *)reason;
+    stat_add(s->refused, 1);
+    LOG_WARN("call %llu from %s: %s", (unsigned long long)call, bus_peer_hello(peer)->name, reason);
+    reply(s, peer, &r, NULL, 0);
+}
+
+static size_t blob_bytes(const Serve *s, const Baton__ExpertCall *c) {
+    return (size_t)c->n_rows * ((size_t)s->shape->hidden * sizeof(float) +
+                                (size_t)c->k * (sizeof(int32_t) + sizeof(float)));
+}
+
+/* What is wrong with a call, or NULL. */
+static const char *check(const Serve *s, const Baton__ExpertCall *c, const void *blob,
+                         size_t blob_len) {
+    if (c->generation != s->generation)
+        return "generation of another process";
+    if (c->layer >= (uint32_t)(s->shape->n_layers + s->shape->n_mtp) ||
+        s->shape->layer_dense[c->layer])
+        return "layer without experts";
+    if (c->n_rows < 1 || c->n_rows > (uint32_t)s->max_rows)
+        return "n_rows outside 1..max_rows";
+    if (c->k < 1 || c->k > SHAPE_MAX_TOPK_EXPERTS)
+        return "k out of range";
+    if (!blob || blob_len != blob_bytes(s, c))
+        return "activations of another size than n_rows and k say";
+    return NULL;
+}
+
+static bool ids_held(const Serve *s, const Call *c) {
+    for (int i = 0; i < c->n * c->k; i++)
+        if (c->expert[i] != -1 && !store_holds(s->store, c->layer, c->expert[i]))
+            return false;
+    return true;
+}
+
+static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const void *blob,
+                      size_t blob_len) {
+    size_t nx = (size_t)m->n_rows * (size_t)s->shape->hidden, nk = (size_t)m->n_rows * m->k;
+    Call *c = xcalloc(1, sizeof *c);
+    *c = (Call){.serve = s,
+                .peer = peer,
+                .id = m->call,
+                .layer = (int)m->layer,
+                .n = (int)m->n_rows,
+                .k = (int)m->k,
+                .arrived_us = clock_now_us()};
+    c->x = xmalloc(blob_len + nx * sizeof(float)); /* the frame, then room for y */
+    memcpy(c->x, blob, blob_len);
+    c->expert = (int32_t *)(c->x + nx);
+    c->weight = (float *)(c->expert + nk);
+    c->y = c->weight + nk;
+    c->next = s->open;
+    if (s->open)
+        s->open->prev = c;
+    s->open = c;
+    s->n_open++;
+    return c;
+}
+
+void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const void *blob,
+                      size_t blob_len) {
+    if (env->body_case != BATON__ENVELOPE__BODY_EXPERT_CALL)
+        return;
+    const Baton__ExpertCall *m = env->expert_call;
+    const char *wrong = check(s, m, blob, blob_len);
+    if (wrong) {
+        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_INVALID, wrong);
+        return;
+    }
+    Call *c = call_new(s, peer, m, blob, blob_len);
+    if (!ids_held(s, c)) {
+        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_INVALID,
+               "an expert that this daemon does not hold");
+        call_free(c);
+    } else if (!queue_push(s->queue, c)) {
+        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_BUSY, "too many calls wait");
+        call_free(c);
+    } else {
+        stat_add(s->calls, 1);
+        stat_add(s->rows, m->n_rows);
+    }
+}
+
+void serve_on_gone(Serve *s, BusPeer *peer) {
+    for (Call *c = s->open; c; c = c->next)
+        if (c->peer == peer)
+            c->peer = NULL;
+}
+
+int serve_n_waiting(const Serve *s) {
+    return s->n_open;
+}
+
+int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,
+               uint64_t generation, Err *err) {
+    Serve *s = xcalloc(1, sizeof *s);
+    *s = (Serve){.loop = loop,
+                 .store = store,
+                 .shape = shape,
+                 .max_rows = max_rows,
+                 .generation = generation};
+    s->queue = queue_new(SERVE_QUEUE);
+    s->calls = stat_counter("baton_expert_calls_total", "", "Expert calls accepted.");
+    s->refused = stat_counter("baton_expert_refused_total", "", "Expert calls refused.");
+    s->rows = stat_counter("baton_expert_rows_total", "", "Tokens in accepted expert calls.");
+    s->wait_s = stat_hist_seconds("baton_expert_wait_seconds", "",
+                                  "From the arrival of a call to the begin of its computation.");
+    s->compute_s = stat_hist_seconds("baton_expert_compute_seconds", "", "Computation of a call.");
+    int rc = pthread_create(&s->worker, NULL, worker_main, s);
+    if (rc) {
+        queue_free(s->queue);
+        free(s);
+        return err_set(err, E_IO, "cannot start the worker thread: %s", strerror(rc));
+    }
+    *out = s;
+    return 0;
+}
+
+void serve_close(Serve *s) {
+    if (!s)
+        return;
+    while (queue_pop(s->queue, 0)) /* their memory is freed through the list below */
+        ;
+    queue_close(s->queue);
+    pthread_join(s->worker, NULL);
+    while (s->open)
+        call_free(s->open);
+    queue_free(s->queue);
+    free(s);
+}

@@ -1,0 +1,27 @@
+/* Expert calls: checked on the loop thread, computed one after the other by one worker thread,
+ * answered on the loop thread.
+ *
+ * At most SERVE_QUEUE calls wait; a call beyond that is answered with FAIL_BUSY. A caller that is
+ * gone by the time its answer is ready costs nothing more. */
+#pragma once
+
+#include "base/loop.h"
+#include "expertd/store.h"
+#include "proto/bus.h"
+
+enum { SERVE_QUEUE = 256 };
+
+typedef struct Serve Serve;
+
+/* Starts the worker. store must outlive it. */
+int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,
+               uint64_t generation, Err *err);
+/* Waits for the call being computed, drops the others. No answer is sent afterwards. */
+void serve_close(Serve *s);
+
+/* For BusCallbacks.on_message and on_event of the daemon's server. */
+void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const void *blob,
+                      size_t blob_len);
+void serve_on_gone(Serve *s, BusPeer *peer);
+
+int serve_n_waiting(const Serve *s);

@@ -1,0 +1,34 @@
+/* The experts that this daemon holds: its slice of each, on a host device of its own. Opened on the
+ * loop thread, used by the worker thread. */
+#pragma once
+
+#include "base/err.h"
+#include "kernels/ops.h"
+#include "model/weights.h"
+
+typedef struct Store Store;
+
+typedef struct StoreConf {
+    const char *backend; /* "cpu" or "ref" */
+    const char *device;  /* what the callers keep on their devices ("none", "8", ...): the store
+                            holds the rest */
+    int shard, n_shards; /* slice of the inner dimension of each expert */
+    int threads;         /* 0: all physical cores allowed */
+    int max_rows;        /* tokens per call */
+} StoreConf;
+
+/* w must outlive the store. E_UNSUPPORTED when the slices do not fit the model's dimensions. */
+int store_open(Store **out, const Weights *w, const StoreConf *conf, Err *err);
+void store_close(Store *s);
+
+const char *store_backend(const Store *s);
+int store_n_experts(const Store *s);         /* held, over all layers */
+uint64_t store_weight_bytes(const Store *s); /* of the slices as stored */
+
+/* Whether (layer, expert) is held. Any values may be asked. */
+bool store_holds(const Store *s, int layer, int expert);
+
+/* y[n, hidden] = sum of weight * expert(x) over the held slice; x[n, hidden], id[n, k] (-1: empty),
+ * weight[n, k], 1 <= n <= max_rows. ids have been checked with store_holds. */
+void store_compute(Store *s, int layer, int n, int k, const float *x, const int32_t *id,
+                   const float *weight, float *y);
