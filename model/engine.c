@@ -3,6 +3,8 @@
  * written by the caller before it wakes them, and read-only while they run. */
 #include "model/engine.h"
 
+#include "model/selftest.h"
+
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -300,6 +302,10 @@ void engine_close(Engine *e) {
 
 const char *engine_backend(const Engine *e) {
     return e->ops->name;
+}
+
+int engine_selftest(const Engine *e, Err *err) {
+    return selftest_run(e->ops, weights_shape(e->weights), e->conf.kv_dtype, err);
 }
 
 const Shape *engine_shape(const Engine *e) {
