@@ -59,4 +59,4 @@ const float *engine_logits(const Engine *e, int row);
 
 /* Compares the dispatched kernels with the reference on random data of the model's shapes:
  * E_MISMATCH names the operation and the difference. */
-int engine_selftest(Engine *e, Err *err);
+int engine_selftest(const Engine *e, Err *err);
