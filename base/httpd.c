@@ -404,6 +404,8 @@ static int listen_failed(const HttpdConf *conf, const char *why, Err *err) {
 }
 
 static int open_listener(const HttpdConf *conf, int *out, Err *err) {
+    if (conf->port < 0 || conf->port > 65535)
+        return listen_failed(conf, "no such port", err);
     char port[16];
     snprintf(port, sizeof port, "%d", conf->port);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
