@@ -9,6 +9,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -50,12 +51,13 @@ static bool section_known(const ConfTable *table, const char *section) {
     return false;
 }
 
-/* Edit distance where a swap of neighbours counts as one, up to 63 characters each. */
+/* Edit distance where a swap of neighbours counts as one; of longer texts than 63 characters,
+ * INT_MAX. */
 static int edit_distance(const char *a, const char *b) {
     enum { MAX = 64 };
     int n = (int)strlen(a), m = (int)strlen(b), d[MAX][MAX];
     if (n >= MAX || m >= MAX)
-        return MAX;
+        return INT_MAX;
     for (int i = 0; i <= n; i++) {
         for (int j = 0; j <= m; j++) {
             if (i == 0 || j == 0) {
@@ -298,12 +300,13 @@ void conf_print(const ConfTable *table, const void *values, FILE *to) {
             fputc('\n', to);
             continue;
         }
-        char expected[300];
-        conf_value_expected(o, expected, sizeof expected);
+        Buf expected = {0};
+        conf_value_expected(o, &expected);
         fputc('\n', to);
         print_comment(to, o->help);
         if (o->type != CONF_STR)
-            fprintf(to, "# Takes %s.\n", expected);
+            fprintf(to, "# Takes %s.\n", expected.data);
+        buf_done(&expected);
         if (o->def)
             fprintf(to, "#%s = %s\n", o->key, o->def);
         else

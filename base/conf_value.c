@@ -85,43 +85,35 @@ static bool string_ok(const char *text) {
     return true;
 }
 
-void conf_value_expected(const ConfOpt *o, char *to, size_t room) {
+/* The value of an INT, SIZE or MS in the largest unit that leaves no rest. */
+static void put_units(Buf *out, int64_t v, const Unit *u) {
+    while (v == 0 ? u->factor != 1 : v % u->factor != 0)
+        u++;
+    buf_printf(out, "%lld%s", (long long)(v / u->factor), v == 0 ? "" : u->suffix);
+}
+
+void conf_value_expected(const ConfOpt *o, Buf *out) {
     static const char *const what[] = {
         [CONF_STR] = "text without control characters or \" ;\"",
         [CONF_INT] = "an integer",
         [CONF_REAL] = "a number",
         [CONF_BOOL] = "yes or no",
+        [CONF_ENUM] = "one of ",
         [CONF_SIZE] = "bytes with suffix K, M, G or T",
         [CONF_MS] = "a time with suffix ms, s or min",
     };
+    buf_puts(out, what[o->type]);
     if (o->type == CONF_ENUM) {
-        int n = snprintf(to, room, "one of ");
-        for (const char *p = o->choices; *p && (size_t)n + 3 < room; p++)
-            n += snprintf(to + n, room - (size_t)n, *p == '|' ? ", " : "%c", *p);
-        return;
+        for (const char *p = o->choices; *p; p++)
+            buf_put(out, *p == '|' ? ", " : p, *p == '|' ? 2 : 1);
+    } else if (o->type == CONF_REAL && ranged(o)) {
+        buf_printf(out, ", from %g to %g", o->min, o->max);
+    } else if ((o->type == CONF_INT || o->type == CONF_SIZE || o->type == CONF_MS) && ranged(o)) {
+        buf_puts(out, ", from ");
+        put_units(out, (int64_t)o->min, units_of(o->type));
+        buf_puts(out, " to ");
+        put_units(out, (int64_t)o->max, units_of(o->type));
     }
-    int n = snprintf(to, room, "%s", what[o->type]);
-    if (!ranged(o) || o->type == CONF_STR || o->type == CONF_BOOL)
-        return;
-    to += n;
-    room -= (size_t)n;
-    if (o->type == CONF_REAL) {
-        snprintf(to, room, ", from %g to %g", o->min, o->max);
-        return;
-    }
-    char low[32], high[32];
-    const double limits[] = {o->min, o->max};
-    char *const texts[] = {low, high};
-    for (int i = 0; i < 2; i++) {
-        const Unit *u = units_of(o->type);
-        int64_t v = (int64_t)limits[i];
-        while (u[1].suffix && v % u->factor != 0)
-            u++;
-        if (v == 0)
-            u = no_units;
-        snprintf(texts[i], sizeof low, "%lld%s", (long long)(v / u->factor), u->suffix);
-    }
-    snprintf(to, room, ", from %s to %s", low, high);
 }
 
 static bool in_range(const ConfOpt *o, double v) {
@@ -163,15 +155,11 @@ int conf_value_set(const ConfOpt *o, const char *text, void *out, Err *err) {
     }
     if (ok)
         return 0;
-    char expected[300];
-    conf_value_expected(o, expected, sizeof expected);
-    return err_set(err, E_INVAL, "expected %s, found \"%.100s\"", expected, text);
-}
-
-static void print_units(int64_t v, const Unit *u, FILE *to) {
-    while (v == 0 ? u->factor != 1 : v % u->factor != 0)
-        u++;
-    fprintf(to, "%lld%s", (long long)(v / u->factor), u->suffix);
+    Buf expected = {0};
+    conf_value_expected(o, &expected);
+    int rc = err_set(err, E_INVAL, "expected %s, found \"%.100s\"", expected.data, text);
+    buf_done(&expected);
+    return rc;
 }
 
 static void print_choice(const char *choices, int index, FILE *to) {
@@ -182,6 +170,7 @@ static void print_choice(const char *choices, int index, FILE *to) {
 
 void conf_value_print(const ConfOpt *o, const void *values, FILE *to) {
     const void *field = (const char *)values + o->offset;
+    Buf units = {0};
     switch (o->type) {
     case CONF_STR:
         fputs(*(char *const *)field, to);
@@ -189,7 +178,8 @@ void conf_value_print(const ConfOpt *o, const void *values, FILE *to) {
     case CONF_INT:
     case CONF_SIZE:
     case CONF_MS:
-        print_units(*(const int64_t *)field, units_of(o->type), to);
+        put_units(&units, *(const int64_t *)field, units_of(o->type));
+        fputs(units.data, to);
         break;
     case CONF_REAL:
         fprintf(to, "%.17g", *(const double *)field);
@@ -201,4 +191,5 @@ void conf_value_print(const ConfOpt *o, const void *values, FILE *to) {
         print_choice(o->choices, *(const int *)field, to);
         break;
     }
+    buf_done(&units);
 }

@@ -1,6 +1,7 @@
 /* One configuration value: text to a field of the daemon's struct and back. Used by conf.c only. */
 #pragma once
 
+#include "base/buf.h"
 #include "base/conf.h"
 
 /* Parses text into the field of o in *out (a CONF_STR field is freed first). E_INVAL with what was
@@ -10,6 +11,5 @@ int conf_value_set(const ConfOpt *o, const char *text, void *out, Err *err);
 /* Writes the field of o in *values so that conf_value_set reads the same value. */
 void conf_value_print(const ConfOpt *o, const void *values, FILE *to);
 
-/* Writes what the option takes into to[room]: "an integer, from 1 to 65535", "one of auto, cpu,
- * cuda". */
-void conf_value_expected(const ConfOpt *o, char *to, size_t room);
+/* Appends what the option takes: "an integer, from 1 to 65535", "one of auto, cpu, cuda". */
+void conf_value_expected(const ConfOpt *o, Buf *out);
