@@ -59,9 +59,10 @@ static int merge_short(const Tok *t, const uint8_t *piece, int len, int32_t *id)
     return n;
 }
 
-/* Moves the entry at i of a heap of n down to where it belongs. */
-static void heap_sink(uint64_t *heap, size_t n, size_t i) {
-    uint64_t x = heap[i];
+/* Moves the top of a heap of n down to where it belongs. */
+static void heap_sink(uint64_t *heap, size_t n) {
+    uint64_t x = heap[0];
+    size_t i = 0;
     for (size_t child; (child = 2 * i + 1) < n; i = child) {
         if (child + 1 < n && heap[child + 1] < heap[child])
             child++;
@@ -87,21 +88,29 @@ static uint64_t heap_pop(TokScratch *s) {
     uint64_t top = s->heap[0];
     s->heap[0] = s->heap[--s->n_heap];
     if (s->n_heap > 1)
-        heap_sink(s->heap, s->n_heap, 0);
+        heap_sink(s->heap, s->n_heap);
     return top;
 }
 
-/* Sets the rank of the pair that begins at i and puts it on the heap when it has a merge. */
-static void pair_queue(TokScratch *s, uint32_t i) {
+static void pair_update(TokScratch *s, uint32_t i) {
     TokSymbol *left = &s->symbol[i];
     left->rank =
         left->next == LAST ? NO_RANK : pair_rank(s->tok, left->id, s->symbol[left->next].id);
-    if (left->rank != NO_RANK)
+}
+
+/* Queues the pair that begins at i if it goes before both its neighbours. Only such a pair can be
+ * the next to merge, so the others wait until a neighbour changes; in a run of one character that
+ * leaves one pair queued instead of all. */
+static void pair_offer(TokScratch *s, uint32_t i) {
+    if (i == LAST)
+        return;
+    const TokSymbol *left = &s->symbol[i];
+    if (left->rank != NO_RANK && (left->prev == LAST || s->symbol[left->prev].rank > left->rank) &&
+        (left->next == LAST || s->symbol[left->next].rank >= left->rank))
         heap_push(s, (uint64_t)left->rank << 32 | i);
 }
 
-/* Lays the bytes of a piece out as a list of symbols. The pairs come in order of position, which
- * heap_push takes in constant time as long as ranks do not fall. */
+/* Lays the bytes of a piece out as a list of symbols and queues the pairs. */
 static void symbols_init(TokScratch *s, const uint8_t *piece, uint32_t len) {
     if (s->symbol_cap < len) {
         free(s->symbol);
@@ -112,9 +121,30 @@ static void symbols_init(TokScratch *s, const uint8_t *piece, uint32_t len) {
         s->symbol[i] = (TokSymbol){.id = s->tok->byte_id[piece[i]],
                                    .prev = i ? i - 1 : LAST,
                                    .next = i + 1 < len ? i + 1 : LAST};
+    for (uint32_t i = 0; i < len; i++)
+        pair_update(s, i);
     s->n_heap = 0;
     for (uint32_t i = 0; i < len; i++)
-        pair_queue(s, i);
+        pair_offer(s, i);
+}
+
+/* Merges the symbol at i with the next and looks again at the pairs that this touches and at their
+ * neighbours. */
+static void merge_at(TokScratch *s, uint32_t i) {
+    TokSymbol *left = &s->symbol[i], *right = &s->symbol[left->next];
+    left->id = tok_pairs_get(&s->tok->merges, left->id, right->id)->to;
+    right->id = -1;
+    left->next = right->next;
+    pair_update(s, i);
+    if (left->next != LAST)
+        s->symbol[left->next].prev = i;
+    if (left->prev != LAST) {
+        pair_update(s, left->prev);
+        pair_offer(s, s->symbol[left->prev].prev);
+        pair_offer(s, left->prev);
+    }
+    pair_offer(s, i);
+    pair_offer(s, left->next);
 }
 
 /* A long piece, O(len log len): a heap of pairs by rank, then position. An entry is stale when its
@@ -125,18 +155,8 @@ static void merge_long(TokScratch *s, const uint8_t *piece, uint32_t len, TokIds
     while (s->n_heap) {
         uint64_t top = heap_pop(s);
         uint32_t i = (uint32_t)top;
-        TokSymbol *left = &s->symbol[i];
-        if (left->id < 0 || left->rank != (int32_t)(top >> 32))
-            continue;
-        TokSymbol *right = &s->symbol[left->next];
-        left->id = tok_pairs_get(&s->tok->merges, left->id, right->id)->to;
-        right->id = -1;
-        left->next = right->next;
-        if (left->next != LAST)
-            s->symbol[left->next].prev = i;
-        pair_queue(s, i);
-        if (left->prev != LAST)
-            pair_queue(s, left->prev);
+        if (s->symbol[i].id >= 0 && s->symbol[i].rank == (int32_t)(top >> 32))
+            merge_at(s, i);
     }
     for (uint32_t i = 0; i != LAST; i = s->symbol[i].next) {
         tok_ids_reserve(ids, 1);
