@@ -12,7 +12,7 @@
 typedef struct KvPool KvPool;
 
 KvPool *kv_pool_new(int n_pages);
-/* CHECKs that no page is in use or quarantine unless leak_ok. */
+/* CHECKs that every page has come back. */
 void kv_pool_free(KvPool *p);
 
 /* Takes n pages, lowest ids first; E_NOMEM with the numbers when fewer are free (none is taken). */
