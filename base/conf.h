@@ -3,7 +3,8 @@
  * A table row names an option once: section, key, type, default, range, help and where it lands in
  * the daemon's struct. Parsing, range checks, --check, --print-config and the shipped example files
  * all come from the table. Unknown sections and keys are errors that name file, line and the
- * nearest known name. Precedence: default < file < command line. Start-up only; not thread safe. */
+ * nearest known name, and so is an option given twice. Precedence: default < file < command line.
+ * Start-up only; not thread safe. */
 #pragma once
 
 #include "base/err.h"

@@ -32,7 +32,7 @@ typedef struct Err {
 /* Fills *err (may be NULL) and returns code, so that `return err_set(...)` reads well. */
 int err_set(Err *err, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* Puts "context: " before the text of *err and returns its code. */
+/* Puts "context: " before the text of *err and returns its code; E_INVAL when err is NULL. */
 int err_wrap(Err *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Name of a code: "invalid", "busy", ... Never NULL. */

@@ -172,6 +172,8 @@ static void req_gone(HttpReq *r) {
     bool tell = r->handled && !r->finished;
     req_finish(r);
     r->broken = true;
+    buf_clear(&r->out);
+    r->out_done = 0;
     req_resume(r);
     if (tell && r->on_gone)
         r->on_gone(r->gone_arg);

@@ -5,8 +5,8 @@
  * answers at once with http_reply, or keeps the request and answers later, or streams:
  * http_stream_begin, http_stream_put as text comes, http_stream_end. A bounded amount of text waits
  * per stream; http_stream_put refuses more. When the client goes away first, on_gone is called once
- * and the request must not be used afterwards. A handler that never answers is a bug; the server's
- * shutdown ends such requests. */
+ * and the request must not be used afterwards. A client that closes only its sending side counts as
+ * gone. A handler that never answers is a bug; the server's shutdown ends such requests. */
 #pragma once
 
 #include "base/err.h"
@@ -21,9 +21,10 @@ typedef struct HttpReq HttpReq;
 typedef void (*HttpHandler)(void *arg, HttpReq *req);
 
 typedef struct HttpdConf {
-    const char *host;      /* address to bind: "127.0.0.1", "0.0.0.0", "::" */
-    int port;              /* 0: any free port */
-    int listen_fd;         /* an already listening socket (socket activation), or -1 */
+    const char *host; /* address to bind: "127.0.0.1", "0.0.0.0", "::" */
+    int port;         /* 0: any free port */
+    int listen_fd; /* an already listening socket (socket activation), from then on the server's, or
+                      -1 */
     size_t max_body_bytes; /* a larger body is read to its end or for a bounded time, then answered
                               with 413 */
     int max_connections;

@@ -23,20 +23,21 @@ typedef void (*LoopFn)(void *arg);
 typedef void (*LoopFdFn)(void *arg, int events);
 
 Loop *loop_new(void);
-/* All timers and fds must have been closed; runs the loop until pending closes are done. */
+/* All timers, fds and other handles must have been closed. Posted calls that still wait are
+ * dropped. */
 void loop_free(Loop *loop);
 uv_loop_t *loop_uv(Loop *loop);
 
-/* Runs until loop_stop. Blocks SIGTERM/SIGINT for the whole process beforehand by loop_on_stop. */
+/* Runs until loop_stop, which is called on the loop thread. */
 void loop_run(Loop *loop);
 void loop_stop(Loop *loop);
 
-/* on_stop is called on the loop thread at the first SIGTERM or SIGINT. Call before other threads
- * start. */
+/* on_stop is called on the loop thread at the first SIGTERM or SIGINT; systemd is told STOPPING=1.
+ * One loop per process may ask. */
 void loop_on_stop(Loop *loop, LoopFn on_stop, void *arg, int64_t drain_deadline_ms);
 
 /* Calls fn(arg) soon on the loop thread, in the order of posting. Any thread. False when 65536
- * calls wait already or the loop is gone. */
+ * calls wait already or loop_free has begun. */
 bool loop_post(Loop *loop, LoopFn fn, void *arg);
 
 /* Calls fn(arg) after first_ms and then every repeat_ms (0: once; the timer still has to be
@@ -45,7 +46,8 @@ LoopTimer *loop_timer_new(Loop *loop, int64_t first_ms, int64_t repeat_ms, LoopF
 /* No call happens after it returns. NULL is a no-op. */
 void loop_timer_free(LoopTimer *timer);
 
-/* Watches fd, which stays the caller's. */
+/* Watches fd, which stays the caller's. NULL when the system cannot watch it, or another watch does
+ * already. */
 LoopFd *loop_fd_new(Loop *loop, int fd, int events, LoopFdFn fn, void *arg);
 void loop_fd_events(LoopFd *watch, int events);
 /* No call happens after it returns; the caller may close fd afterwards. NULL is a no-op. */

@@ -105,7 +105,9 @@ static void echo(HttpReq *req) {
 static void handle(void *arg, HttpReq *req) {
     assert_ptr_equal(arg, &srv);
     const char *path = http_path(req);
-    if (http_too_large(req)) {
+    if (http_too_large(req) && strcmp(path, "/late") == 0) {
+        work_new(req, 50, reply_late);
+    } else if (http_too_large(req)) {
         http_reply(req, 413, "text/plain", "too large", 9);
     } else if (strcmp(path, "/late") == 0) {
         work_new(req, 50, reply_late);
@@ -424,6 +426,8 @@ static void send_large(void) {
     ask(1, "POST /over", big, BODY_MAX + 1);
     ask(2, "POST /far", big, n); /* the whole body goes out before the answer is read */
 
+    ask(6, "POST /late", big, n); /* the handler may take its time over a refusal too */
+
     static const char chunked[] =
         "POST /chunked HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n800000\r\n";
     int fd = client_connect(srv.port);
@@ -450,6 +454,7 @@ static void a_large_body_gets_an_answer_that_can_be_read(void **state) {
     assert_answer(2, "HTTP/1.1 413 ", "too large");
     assert_true(got.rc[4]);
     assert_answer(3, "HTTP/1.1 413 ", "too large");
+    assert_answer(6, "HTTP/1.1 202 ", "late");
     assert_answer(5, "HTTP/1.1 413 ", "too large"); /* and no 100 before it */
 }
 
