@@ -1,4 +1,4 @@
-/* Inside of the tokenizer: what tok.c, tok_load.c, tok_split.c and tok_bpe.c share. Nobody else
+/* Inside of the tokenizer: what its files share. Nobody else
  * includes this.
  *
  * A Tok is written by tok_load.c only and constant afterwards. A TokScratch belongs to one thread.
@@ -87,8 +87,7 @@ struct Tok {
     int n_vocab;          /* tokens that are not added ones */
     int32_t byte_id[256]; /* the token of each single byte; all present */
     TokPairs merges;
-    int32_t
-        *vocab; /* [vocab_mask + 1] ids by hash of their bytes, without added tokens; -1 empty */
+    int32_t *vocab; /* [vocab_mask + 1] ids of n_vocab tokens by hash of their bytes; -1 empty */
     uint32_t vocab_mask;
     bool ignore_merges; /* a piece that is a token of the vocabulary is that token, whatever the
                            merges say */
@@ -112,7 +111,7 @@ typedef struct TokCached {
 /* One symbol of a long piece, as a doubly linked list; index = its first byte. */
 typedef struct TokSymbol {
     int32_t id;   /* -1: merged into an earlier one */
-    int32_t rank; /* of the merge with the next symbol; -1: none */
+    int32_t rank; /* of the merge with the next symbol; INT32_MAX: none */
     uint32_t prev, next;
 } TokSymbol;
 
