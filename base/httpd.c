@@ -1,24 +1,21 @@
 /* An HTTP/1.1 server on the daemon's loop. Loop thread only.
  *
  * libmicrohttpd owns the sockets and their epoll set; the loop watches that set's descriptor and
- * one timer. Calls into the library happen in httpd_pump alone, so a handler or an on_gone never
- * finds itself inside another one's request. A request that waits for its handler, or a stream that
- * waits for text, is suspended in the library, which then does not look at its socket: the loop
- * does (UV_DISCONNECT). */
+ * one timer. The library runs in httpd_pump alone (and at the close), so a handler or an on_gone
+ * never finds itself inside another one's request. A request that waits for its handler, or a
+ * stream that waits for text, is suspended in the library, which then does not look at its socket:
+ * the loop does (UV_DISCONNECT). */
 #include "base/httpd.h"
 
 #include "base/buf.h"
 #include "base/clock.h"
 #include "base/http_linger.h"
+#include "base/http_listen.h"
 
 #include <microhttpd.h>
 
 #include <ctype.h>
-#include <errno.h>
-#include <netdb.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 /* A refused upload of unknown length is read on to its end within these, so that its sender gets to
@@ -26,7 +23,6 @@
 #define DRAIN_MS        5000
 #define DRAIN_BYTES_MAX (64 << 20)
 
-#define LISTEN_BACKLOG     1024
 #define STREAM_BLOCK_BYTES 16384
 
 struct Httpd {
@@ -399,57 +395,10 @@ void http_on_gone(HttpReq *r, LoopFn fn, void *arg) {
 
 /* ---- the server ---- */
 
-static int listen_failed(const HttpdConf *conf, const char *why, Err *err) {
-    bool v6 = strchr(conf->host, ':') != NULL;
-    return err_set(err, E_IO, "cannot listen on %s%s%s:%d: %c%s", v6 ? "[" : "", conf->host,
-                   v6 ? "]" : "", conf->port, tolower((unsigned char)*why), why + 1);
-}
-
-static int open_listener(const HttpdConf *conf, int *out, Err *err) {
-    if (conf->port < 0 || conf->port > 65535)
-        return listen_failed(conf, "no such port", err);
-    char port[16];
-    snprintf(port, sizeof port, "%d", conf->port);
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
-                    *addr;
-    int rc = getaddrinfo(conf->host, port, &hints, &addr);
-    if (rc)
-        return listen_failed(conf, gai_strerror(rc), err);
-    int fd = socket(addr->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), on = 1,
-        off = 0;
-    bool ok = fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0;
-    if (ok && addr->ai_family == AF_INET6) /* "::" takes IPv4 as well */
-        ok = setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0;
-    ok = ok && bind(fd, addr->ai_addr, addr->ai_addrlen) == 0 && listen(fd, LISTEN_BACKLOG) == 0;
-    int why = errno;
-    freeaddrinfo(addr);
-    if (ok) {
-        *out = fd;
-        return 0;
-    }
-    if (fd >= 0)
-        close(fd);
-    return listen_failed(conf, strerror(why), err);
-}
-
-static int port_of(int fd) {
-    union {
-        struct sockaddr_storage any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } addr = {0};
-    socklen_t len = sizeof addr;
-    if (getsockname(fd, (struct sockaddr *)&addr, &len) < 0)
-        return 0;
-    return addr.any.ss_family == AF_INET    ? ntohs(addr.v4.sin_port)
-           : addr.any.ss_family == AF_INET6 ? ntohs(addr.v6.sin6_port)
-                                            : 0;
-}
-
 int httpd_open(Httpd **out, Loop *loop, const HttpdConf *conf, HttpHandler handler, void *arg,
                Err *err) {
     int fd = conf->listen_fd;
-    int rc = fd >= 0 ? 0 : open_listener(conf, &fd, err);
+    int rc = fd >= 0 ? 0 : http_listen_open(conf->host, conf->port, &fd, err);
     if (rc)
         return rc;
     Httpd *h = xcalloc(1, sizeof *h);
@@ -458,7 +407,7 @@ int httpd_open(Httpd **out, Loop *loop, const HttpdConf *conf, HttpHandler handl
     h->conf.host = NULL;
     h->handler = handler;
     h->arg = arg;
-    h->port = port_of(fd);
+    h->port = http_listen_port(fd);
     h->lingers = (HttpLingers){.loop = loop, .max = conf->max_connections};
     int64_t idle_s = (conf->idle_timeout_ms + 999) / 1000;
     h->mhd = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME, 0, NULL, NULL, on_access, h,
@@ -467,9 +416,10 @@ int httpd_open(Httpd **out, Loop *loop, const HttpdConf *conf, HttpHandler handl
                               (unsigned)conf->max_connections, MHD_OPTION_CONNECTION_TIMEOUT,
                               (unsigned)(idle_s > 0 ? idle_s : 1), MHD_OPTION_END);
     if (!h->mhd) {
+        rc = err_set(err, E_NOMEM, "cannot start the HTTP library on port %d", h->port);
         free(h);
         close(fd);
-        return listen_failed(conf, "the HTTP library does not start", err);
+        return rc;
     }
     CHECK(uv_timer_init(loop_uv(loop), &h->timer) == 0);
     h->timer.data = h;

@@ -4,6 +4,7 @@
 #include "base/buf.h"
 #include "base/clock.h"
 #include "http_client.h"
+#include "http_server.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,198 +14,10 @@
 #include <cmocka.h>
 
 #include <netinet/in.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
-
-enum { BODY_MAX = 100000, STREAM_MAX = 200000 };
-
-/* One test's server. The loop thread owns it; the client thread reads port and the atomics. */
-typedef struct Server {
-    Loop *loop;
-    Httpd *h;
-    int port;
-    atomic_int n_waiting, n_gone;
-    atomic_size_t n_accepted; /* bytes that the flood got rid of */
-} Server;
-
-static Server srv;
-
-typedef struct Work {
-    HttpReq *req;
-    LoopTimer *timer;
-    int step;
-} Work;
-
-static void work_end(Work *w) {
-    loop_timer_free(w->timer);
-    free(w);
-}
-
-static void on_gone(void *arg) {
-    work_end(arg);
-    srv.n_gone++;
-}
-
-static Work *work_new(HttpReq *req, int64_t ms, LoopFn fn) {
-    Work *w = xcalloc(1, sizeof *w);
-    w->req = req;
-    w->timer = fn ? loop_timer_new(srv.loop, ms, ms, fn, w) : NULL;
-    http_on_gone(req, on_gone, w);
-    return w;
-}
-
-static void reply_late(void *arg) {
-    Work *w = arg;
-    http_set_header(w->req, "X-Late", "yes");
-    http_reply(w->req, 202, "text/plain", "late", 4);
-    work_end(w);
-}
-
-static void stream_step(void *arg) {
-    Work *w = arg;
-    char text[32];
-    int n = snprintf(text, sizeof text, "piece %d\n", w->step++);
-    assert_true(http_stream_put(w->req, text, (size_t)n));
-    if (w->step < 3)
-        return;
-    http_stream_end(w->req, strcmp(http_path(w->req), "/broken") != 0);
-    work_end(w);
-}
-
-/* Puts until the stream refuses, 20 times over; then waits for room and ends. */
-static void flood_step(void *arg) {
-    Work *w = arg;
-    char block[1000];
-    if (w->step++ < 20) {
-        memset(block, 'a' + w->step, sizeof block);
-        while (http_stream_put(w->req, block, sizeof block))
-            srv.n_accepted += sizeof block;
-    } else if (http_stream_put(w->req, "end", 3)) {
-        http_stream_end(w->req, true);
-        work_end(w);
-    }
-}
-
-static void echo(HttpReq *req) {
-    Buf text = {0};
-    size_t n;
-    const char *body = http_body(req, &n), *tag = http_header(req, "x-tag");
-    buf_printf(&text, "%s %s %s ", http_method(req), http_path(req), tag ? tag : "-");
-    buf_put(&text, body, n);
-    http_set_header(req, "X-Echo", "a\r\nX-Forged: 1");
-    http_set_header(req, "X-Empty", "");
-    http_reply(req, 200, "text/plain", text.data, text.len);
-    buf_done(&text);
-}
-
-static void handle(void *arg, HttpReq *req) {
-    assert_ptr_equal(arg, &srv);
-    const char *path = http_path(req);
-    if (http_too_large(req) && strcmp(path, "/late") == 0) {
-        work_new(req, 50, reply_late);
-    } else if (http_too_large(req)) {
-        http_reply(req, 413, "text/plain", "too large", 9);
-    } else if (strcmp(path, "/late") == 0) {
-        work_new(req, 50, reply_late);
-    } else if (strcmp(path, "/never") == 0) {
-        work_new(req, 0, NULL);
-        srv.n_waiting++;
-    } else if (strcmp(path, "/stream") == 0 || strcmp(path, "/broken") == 0) {
-        http_set_header(req, "Cache-Control", "no-cache");
-        http_stream_begin(req, "text/event-stream");
-        work_new(req, 20, stream_step);
-    } else if (strcmp(path, "/open") == 0) {
-        http_stream_begin(req, "text/event-stream");
-        http_stream_put(req, "hello", 5);
-        work_new(req, 0, NULL);
-        srv.n_waiting++;
-    } else if (strcmp(path, "/flood") == 0) {
-        http_stream_begin(req, "text/plain");
-        work_new(req, 5, flood_step);
-    } else {
-        echo(req);
-    }
-}
-
-static HttpdConf make_conf(void) {
-    return (HttpdConf){.host = "127.0.0.1",
-                       .listen_fd = -1,
-                       .max_body_bytes = BODY_MAX,
-                       .max_connections = 50,
-                       .idle_timeout_ms = 1000,
-                       .max_stream_bytes = STREAM_MAX};
-}
-
-static void server_start(const HttpdConf *conf) {
-    Err err = {0};
-    memset(&srv, 0, sizeof srv);
-    srv.loop = loop_new();
-    if (httpd_open(&srv.h, srv.loop, conf, handle, &srv, &err))
-        fail_msg("%s", err.text);
-    srv.port = httpd_port(srv.h);
-}
-
-static void stop(void *arg) {
-    loop_stop(arg);
-}
-
-static void too_long(void *arg) {
-    (void)arg;
-    fail_msg("the test hangs");
-}
-
-static void *client_main(void *arg) {
-    void (**client)(void) = arg;
-    (*client)();
-    loop_post(srv.loop, stop, srv.loop);
-    return NULL;
-}
-
-/* Serves until the client function, which runs on its own thread and must not assert, returns. */
-static void serve(void (*client)(void)) {
-    pthread_t thread;
-    LoopTimer *limit = loop_timer_new(srv.loop, 40000, 0, too_long, NULL);
-    pthread_create(&thread, NULL, client_main, &client);
-    loop_run(srv.loop);
-    pthread_join(thread, NULL);
-    loop_timer_free(limit);
-}
-
-static void server_stop(void) {
-    httpd_close(srv.h);
-    loop_free(srv.loop);
-}
-
-static void run_with(const HttpdConf *conf, void (*client)(void)) {
-    server_start(conf);
-    serve(client);
-    server_stop();
-}
-
-static void run(void (*client)(void)) {
-    HttpdConf conf = make_conf();
-    run_with(&conf, client);
-}
-
-/* Waits up to 5 s for *value to reach n and returns the milliseconds it took, or -1. */
-static int64_t wait_for(atomic_int *value, int n) {
-    int64_t start = clock_now_ms();
-    while (atomic_load(value) < n) {
-        if (clock_now_ms() - start > 5000)
-            return -1;
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
-    return clock_now_ms() - start;
-}
-
-static void sleep_ms(int ms) {
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L}, NULL);
-}
 
 /* What the client thread saw; zeroed by setup, asserted after serve. */
 static struct {
@@ -249,7 +62,7 @@ static void ask_plain(void) {
 
 static void requests_are_answered(void **state) {
     (void)state;
-    run(ask_plain);
+    server_run(NULL, ask_plain);
     assert_answer(0, "HTTP/1.1 200 ", "POST /a b - payload");
     assert_answer(1, "HTTP/1.1 202 ", "late");
     assert_answer(2, "HTTP/1.1 200 ", "BREW /tea - ");
@@ -278,7 +91,7 @@ static void ask_on_one_connection(void) {
 
 static void a_connection_serves_several_requests(void **state) {
     (void)state;
-    run(ask_on_one_connection);
+    server_run(NULL, ask_on_one_connection);
     assert_answer(0, "HTTP/1.1 202 ", "late");
     assert_answer(1, "HTTP/1.1 200 ", "POST /b 2 xyz");
     assert_answer(2, "HTTP/1.1 200 ", "piece 0\npiece 1\npiece 2\n");
@@ -309,7 +122,7 @@ static void send_garbage(void) {
 
 static void garbage_does_not_hurt(void **state) {
     (void)state;
-    run(send_garbage);
+    server_run(NULL, send_garbage);
     assert_answer(0, "HTTP/1.1 200 ", "GET /ok - ");
     assert_null(got.body[1].data ? strstr(got.body[1].data, "HTTP/1.1 200") : NULL);
 }
@@ -325,7 +138,7 @@ static void ask_slowly(void) {
 
 static void idle_connections_are_closed(void **state) {
     (void)state;
-    run(ask_slowly);
+    server_run(NULL, ask_slowly);
     assert_true(got.ms[0] >= 500 && got.ms[0] < 5000); /* the limit is 1 s, in whole seconds */
 }
 
@@ -338,7 +151,7 @@ static void ask_streams(void) {
 
 static void a_broken_stream_looks_broken(void **state) {
     (void)state;
-    run(ask_streams);
+    server_run(NULL, ask_streams);
     assert_answer(0, "HTTP/1.1 200 ", "piece 0\npiece 1\npiece 2\n");
     assert_non_null(strstr(got.head[0].data, "Content-Type: text/event-stream\r\n"));
     assert_non_null(strstr(got.head[0].data, "Cache-Control: no-cache\r\n"));
@@ -359,7 +172,7 @@ static void read_flood_late(void) {
 
 static void a_slow_reader_is_bounded_and_loses_nothing(void **state) {
     (void)state;
-    run(read_flood_late);
+    server_run(NULL, read_flood_late);
     assert_int_equal(got.rc[0], 0);
     const Buf *b = &got.body[0];
     assert_int_equal(b->len, srv.n_accepted + 3);
@@ -407,7 +220,7 @@ static void leave(void) {
 
 static void a_client_that_leaves_is_noticed_at_once(void **state) {
     (void)state;
-    run(leave);
+    server_run(NULL, leave);
     for (int i = 0; i < 2; i++)
         assert_int_equal(got.rc[i], i); /* not before it leaves */
     for (int i = 0; i < 4; i++)
@@ -447,7 +260,7 @@ static void send_large(void) {
 
 static void a_large_body_gets_an_answer_that_can_be_read(void **state) {
     (void)state;
-    run(send_large);
+    server_run(NULL, send_large);
     assert_int_equal(got.rc[0], 0);
     assert_int_equal(got.body[0].len, strlen("POST /exact - ") + BODY_MAX);
     assert_answer(1, "HTTP/1.1 413 ", "too large");
@@ -462,7 +275,7 @@ static void a_large_body_gets_an_answer_that_can_be_read(void **state) {
 
 static void a_taken_port_is_named(void **state) {
     (void)state;
-    HttpdConf conf = make_conf();
+    HttpdConf conf = server_conf();
     server_start(&conf);
     Httpd *second = NULL;
     Err err = {0};
@@ -470,13 +283,13 @@ static void a_taken_port_is_named(void **state) {
     conf.port = srv.port;
     snprintf(expected, sizeof expected, "cannot listen on 127.0.0.1:%d: address already in use",
              srv.port);
-    assert_int_equal(httpd_open(&second, srv.loop, &conf, handle, &srv, &err), E_IO);
+    assert_int_equal(server_open(&second, &conf, &err), E_IO);
     assert_string_equal(err.text, expected);
     assert_null(second);
     conf.port = 70000;
-    assert_int_equal(httpd_open(&second, srv.loop, &conf, handle, &srv, &err), E_IO);
+    assert_int_equal(server_open(&second, &conf, &err), E_IO);
     conf = (HttpdConf){.host = "not an address", .listen_fd = -1};
-    assert_int_equal(httpd_open(&second, srv.loop, &conf, handle, &srv, &err), E_IO);
+    assert_int_equal(server_open(&second, &conf, &err), E_IO);
     assert_int_equal(strncmp(err.text, "cannot listen on not an address:0: ", 35), 0);
     server_stop();
 }
@@ -487,9 +300,9 @@ static void ask_once(void) {
 
 static void every_kind_of_address_works(void **state) {
     (void)state;
-    HttpdConf conf = make_conf();
+    HttpdConf conf = server_conf();
     conf.host = "0.0.0.0";
-    run_with(&conf, ask_once);
+    server_run(&conf, ask_once);
     assert_answer(0, "HTTP/1.1 200 ", "GET /once - ");
     teardown(NULL);
     setup(NULL);
@@ -498,7 +311,7 @@ static void every_kind_of_address_works(void **state) {
     conf.listen_fd = socket(AF_INET, SOCK_STREAM, 0); /* blocking, as systemd hands it over */
     assert_int_equal(bind(conf.listen_fd, (struct sockaddr *)&addr, sizeof addr), 0);
     assert_int_equal(listen(conf.listen_fd, 8), 0);
-    run_with(&conf, ask_once);
+    server_run(&conf, ask_once);
     assert_answer(0, "HTTP/1.1 200 ", "GET /once - ");
 }
 
@@ -509,9 +322,9 @@ static void ipv6_takes_ipv4_too(void **state) {
     if (probe < 0 || bind(probe, (struct sockaddr *)&any, sizeof any) < 0)
         skip(); /* no IPv6 on this machine */
     close(probe);
-    HttpdConf conf = make_conf();
+    HttpdConf conf = server_conf();
     conf.host = "::";
-    run_with(&conf, ask_once);
+    server_run(&conf, ask_once);
     assert_answer(0, "HTTP/1.1 200 ", "GET /once - ");
 }
 
@@ -535,7 +348,7 @@ static void ask_across_quiesce(void) {
 
 static void quiescing_finishes_what_runs(void **state) {
     (void)state;
-    run(ask_across_quiesce);
+    server_run(NULL, ask_across_quiesce);
     assert_answer(0, "HTTP/1.1 202 ", "late");
     assert_non_null(strcasestr(got.head[0].data, "\r\nConnection: close\r\n"));
     assert_int_equal(got.rc[1], -1);
@@ -555,9 +368,9 @@ static void leave_open(void) {
 
 static void closing_ends_what_runs(void **state) {
     (void)state;
-    HttpdConf conf = make_conf();
+    HttpdConf conf = server_conf();
     server_start(&conf);
-    serve(leave_open);
+    server_serve(leave_open);
     assert_int_equal(httpd_active(srv.h), 3);
     server_stop();
     assert_int_equal(srv.n_gone, 2); /* the third never reached the handler */
@@ -580,7 +393,7 @@ static void leave_upload(void) {
 
 static void closing_ends_lingering_uploads(void **state) {
     (void)state;
-    run(leave_upload);
+    server_run(NULL, leave_upload);
     assert_answer(0, "HTTP/1.1 413 ", "too large");
     assert_true(got.rc[1]);
     close(left_open[0]);
