@@ -19,6 +19,35 @@ struct SampleScratch {
     int32_t *order; /* [vocab] candidates */
 };
 
+/* ---- params ---- */
+
+static bool in(float x, float low, float high) {
+    return x >= low && x <= high; /* false for NaN */
+}
+
+int sample_params_check(const SampleParams *p, int valid, Err *err) {
+    const char *wrong = !in(p->temperature, 0, 1e6f)                   ? "temperature"
+                        : !(in(p->top_p, 0, 1) && p->top_p > 0)        ? "top_p"
+                        : p->top_k < 0                                 ? "top_k"
+                        : !in(p->min_p, 0, 1)                          ? "min_p"
+                        : !in(p->presence, -1e6f, 1e6f)                ? "presence penalty"
+                        : !in(p->frequency, -1e6f, 1e6f)               ? "frequency penalty"
+                        : !in(p->repetition, 1e-6f, 1e6f)              ? "repetition penalty"
+                        : p->n_bias < 0 || p->n_bias > SAMPLE_MAX_BIAS ? "number of logit biases"
+                        : p->n_stop < 0 || p->n_stop > SAMPLE_MAX_STOP ? "number of stop tokens"
+                        : p->max_tokens < 1                            ? "max_tokens"
+                        : p->min_tokens < 0                            ? "min_tokens"
+                        : p->n_top < 0 || p->n_top > SAMPLE_MAX_TOP    ? "top_logprobs"
+                                                                       : NULL;
+    for (int i = 0; !wrong && i < p->n_bias; i++)
+        if (p->bias[i].token < 0 || p->bias[i].token >= valid || !in(p->bias[i].bias, -1e6f, 1e6f))
+            wrong = "logit bias";
+    for (int i = 0; !wrong && i < p->n_stop; i++)
+        if (p->stop[i] < 0 || p->stop[i] >= valid)
+            wrong = "stop token";
+    return wrong ? err_set(err, E_INVAL, "%s out of range", wrong) : 0;
+}
+
 /* ---- life ---- */
 
 Sampler *sampler_new(const SampleParams *params, int vocab, int valid) {

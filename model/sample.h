@@ -43,6 +43,9 @@ typedef struct SampleOut {
     float top_logprob[SAMPLE_MAX_TOP];
 } SampleOut;
 
+/* Whether the params make sense for a vocabulary of `valid` tokens: E_INVAL names what does not. */
+int sample_params_check(const SampleParams *p, int valid, Err *err);
+
 typedef struct Sampler Sampler;             /* one request's counts of tokens */
 typedef struct SampleScratch SampleScratch; /* one thread's working memory */
 

@@ -1,0 +1,106 @@
+/* Options of every daemon that runs the model: sections [model], [engine] and [experts] of its
+ * configuration, as rows for its one option table. */
+#pragma once
+
+#include "base/conf.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct EngineOpts {
+    char *dir, *name;
+    char *backend;
+    int64_t tp, threads;
+    int kv_dtype; /* index into ENGINE_CONF_KV_DTYPES */
+    int64_t max_context, pages, pool_bytes;
+    char *resident, *expert_endpoints;
+    int64_t expert_timeout_ms;
+} EngineOpts;
+
+#define ENGINE_CONF_KV_DTYPES "f32|bf16|fp8"
+
+/* Rows for a ConfOpt array; the daemon's struct T holds an EngineOpts named `field`. */
+#define ENGINE_CONF_ROWS(T, field)                                                                 \
+    {.section = "model",                                                                           \
+     .key = "dir",                                                                                 \
+     .type = CONF_STR,                                                                             \
+     .help = "Directory of the checkpoint: config.json, tokenizer.json, safetensors files.",       \
+     .offset = offsetof(T, field.dir)},                                                            \
+        {.section = "model",                                                                       \
+         .key = "name",                                                                            \
+         .type = CONF_STR,                                                                         \
+         .def = "glm-5.2",                                                                         \
+         .help = "The name that clients use.",                                                     \
+         .offset = offsetof(T, field.name)},                                                       \
+        {.section = "engine",                                                                      \
+         .key = "backend",                                                                         \
+         .type = CONF_STR,                                                                         \
+         .def = "cpu",                                                                             \
+         .help = "Where the model runs: cpu (the fastest that the processor offers), cpu-avx512, " \
+                 "cpu-avx2 or ref.",                                                               \
+         .offset = offsetof(T, field.backend)},                                                    \
+        {.section = "engine",                                                                      \
+         .key = "tp",                                                                              \
+         .type = CONF_INT,                                                                         \
+         .def = "1",                                                                               \
+         .min = 1,                                                                                 \
+         .max = 8,                                                                                 \
+         .help = "Ranks that share the model. Prefill and decode must have the same.",             \
+         .offset = offsetof(T, field.tp)},                                                         \
+        {.section = "engine",                                                                      \
+         .key = "threads",                                                                         \
+         .type = CONF_INT,                                                                         \
+         .def = "0",                                                                               \
+         .max = 1024,                                                                              \
+         .help = "Threads of each rank on a host backend; 0: physical cores divided by ranks.",    \
+         .offset = offsetof(T, field.threads)},                                                    \
+        {.section = "engine",                                                                      \
+         .key = "kv_dtype",                                                                        \
+         .type = CONF_ENUM,                                                                        \
+         .def = "bf16",                                                                            \
+         .choices = ENGINE_CONF_KV_DTYPES,                                                         \
+         .help = "How the KV cache is stored. Prefill and decode must have the same.",             \
+         .offset = offsetof(T, field.kv_dtype)},                                                   \
+        {.section = "engine",                                                                      \
+         .key = "max_context",                                                                     \
+         .type = CONF_INT,                                                                         \
+         .def = "32768",                                                                           \
+         .min = 2,                                                                                 \
+         .max = 1 << 24,                                                                           \
+         .help = "Most tokens of one request, prompt and answer together.",                        \
+         .offset = offsetof(T, field.max_context)},                                                \
+        {.section = "engine",                                                                      \
+         .key = "pages",                                                                           \
+         .type = CONF_INT,                                                                         \
+         .def = "0",                                                                               \
+         .max = 1 << 24,                                                                           \
+         .help = "Pages of the KV pool, 64 tokens each; 0: as many as pool_bytes hold.",           \
+         .offset = offsetof(T, field.pages)},                                                      \
+        {.section = "engine",                                                                      \
+         .key = "pool_bytes",                                                                      \
+         .type = CONF_SIZE,                                                                        \
+         .def = "1G",                                                                              \
+         .min = 1 << 16,                                                                           \
+         .max = (double)(1ull << 50),                                                              \
+         .help = "Memory of the KV pool when pages is 0.",                                         \
+         .offset = offsetof(T, field.pool_bytes)},                                                 \
+        {.section = "experts",                                                                     \
+         .key = "resident",                                                                        \
+         .type = CONF_STR,                                                                         \
+         .def = "all",                                                                             \
+         .help = "Routed experts that this service computes itself: all, none, or the first N of " \
+                 "every layer. The others are computed by expertd.",                               \
+         .offset = offsetof(T, field.resident)},                                                   \
+        {.section = "experts",                                                                     \
+         .key = "endpoints",                                                                       \
+         .type = CONF_STR,                                                                         \
+         .def = "",                                                                                \
+         .help = "Endpoints of all expertd shards, separated by commas; empty when every expert "  \
+                 "is resident.",                                                                   \
+         .offset = offsetof(T, field.expert_endpoints)},                                           \
+    {                                                                                              \
+        .section = "experts", .key = "timeout", .type = CONF_MS, .def = "2s", .min = 1,            \
+        .max = 600000,                                                                             \
+        .help = "How long a step waits for the experts of one layer before its requests fail.",    \
+        .offset = offsetof(T, field.expert_timeout_ms)                                             \
+    }

@@ -1,0 +1,127 @@
+/* See runtime.h. */
+#include "model/runtime.h"
+
+#include "model/place.h"
+#include "model/tok.h"
+
+#include <xxhash.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct {
+    const char *name;
+    Dtype dtype;
+} KV_DTYPES[] = {{"f32", DT_F32}, {"bf16", DT_BF16}, {"fp8", DT_F8E4M3}}; /* in order of choices */
+
+/* ---- what is in the directory ---- */
+
+static int hash_file(const char *path, uint64_t *out, Err *err) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_set(err, E_IO, "%s: %s", path, strerror(errno));
+    int rc = 0;
+    void *map = MAP_FAILED;
+    if (fstat(fd, &st) || st.st_size < 1)
+        rc = err_set(err, E_IO, "%s: empty or unreadable", path);
+    else if ((map = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED)
+        rc = err_set(err, E_IO, "%s: %s", path, strerror(errno));
+    close(fd);
+    if (rc)
+        return rc;
+    *out = XXH3_64bits(map, (size_t)st.st_size);
+    munmap(map, (size_t)st.st_size);
+    return 0;
+}
+
+static int load_tokenizer(Runtime *r, const char *dir, Err *err) {
+    char *path = xasprintf("%s/tokenizer.json", dir);
+    Tok *tok = NULL;
+    int rc = hash_file(path, &r->tokenizer_hash, err);
+    if (rc == 0 && (rc = tok_open(&tok, path, err)) == 0) {
+        r->n_tokens = tok_size(tok);
+        if (r->n_tokens > r->shape->vocab)
+            rc = err_set(err, E_MISMATCH,
+                         "%s has %d tokens, config.json beside it has vocab_size %d", path,
+                         r->n_tokens, r->shape->vocab);
+    }
+    tok_close(tok);
+    free(path);
+    return rc;
+}
+
+int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
+    Runtime r = {.kv_dtype = KV_DTYPES[o->kv_dtype].name};
+    int rc = weights_open(&r.weights, o->dir, err);
+    if (rc == 0) {
+        r.shape = weights_shape(r.weights);
+        rc = load_tokenizer(&r, o->dir, err);
+    }
+    if (rc == 0 && o->max_context > r.shape->max_positions)
+        rc = err_set(err, E_INVAL, "[engine] max_context is %lld, the model has %d positions",
+                     (long long)o->max_context, r.shape->max_positions);
+    if (rc == 0)
+        rc = place_parse(o->resident, r.shape, &r.resident, err);
+    if (rc) {
+        runtime_close(&r);
+        return rc;
+    }
+    r.n_remote = place_n_remote(r.shape, r.resident);
+    *out = r;
+    return 0;
+}
+
+/* ---- the engine ---- */
+
+static int decide_pool(Runtime *r, const EngineOpts *o, Err *err) {
+    r->layout = engine_kv_layout(r->engine);
+    int64_t page = (int64_t)kv_page_total_bytes(&r->layout), need = kv_pages_of(o->max_context);
+    r->layout.n_pages = o->pages > 0 ? o->pages : o->pool_bytes / page;
+    if (r->layout.n_pages >= need)
+        return 0;
+    return err_set(err, E_INVAL,
+                   "the KV pool has %lld pages (%lld bytes each), but one request of max_context "
+                   "%lld takes %lld: raise [engine] %s to at least %lld or lower max_context",
+                   (long long)r->layout.n_pages, (long long)page, (long long)o->max_context,
+                   (long long)need, o->pages > 0 ? "pages" : "pool_bytes",
+                   (long long)(o->pages > 0 ? need : need * page));
+}
+
+int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
+                  const ExpertPort *port, Err *err) {
+    EngineConf conf = {
+        .backend = o->backend,
+        .tp = (int)o->tp,
+        .threads = (int)o->threads,
+        .max_rows = max_rows,
+        .max_seqs = max_seqs,
+        .max_logits = max_seqs,
+        .max_context = (int)o->max_context,
+        .kv_dtype = KV_DTYPES[o->kv_dtype].dtype,
+        .resident = r->resident,
+        .port = port,
+    };
+    int rc = engine_open(&r->engine, r->weights, &conf, err);
+    if (rc == 0)
+        rc = decide_pool(r, o, err);
+    if (rc == 0)
+        rc = engine_selftest(r->engine, err);
+    return rc;
+}
+
+void runtime_close(Runtime *r) {
+    engine_close(r->engine);
+    free(r->resident);
+    weights_close(r->weights);
+    *r = (Runtime){0};
+}
+
+KvHash *runtime_kv_hash(const Runtime *r) {
+    return kv_hash_new(&r->layout, r->shape->index_slot);
+}

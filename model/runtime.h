@@ -1,0 +1,34 @@
+/* The model as a serving daemon holds it: weights, tokenizer facts, placement, engine, and the
+ * geometry of its KV pool. Start-up and shutdown; immutable in between, so that any thread may
+ * read. */
+#pragma once
+
+#include "model/engine.h"
+#include "model/engine_conf.h"
+#include "model/kv_hash.h"
+
+typedef struct Runtime {
+    Weights *weights;
+    const Shape *shape; /* borrowed from weights */
+    Engine *engine;
+    bool *resident;          /* as place_parse gives it */
+    int n_remote;            /* experts that are not resident, over all layers */
+    int n_tokens;            /* ids below it are tokens; the rest of the vocabulary is padding */
+    uint64_t tokenizer_hash; /* XXH3-64 of tokenizer.json */
+    const char *kv_dtype;    /* "f32", "bf16", "fp8" */
+    KvLayout layout;
+} Runtime;
+
+/* Reads and checks what is in o->dir and where the experts are to be computed. On failure *out is
+ * empty; the text names the file or option. */
+int runtime_load(Runtime *out, const EngineOpts *o, Err *err);
+/* Starts the engine for steps of at most max_rows tokens of max_seqs sequences, tests its kernels,
+ * and decides the pool's geometry: E_INVAL with the numbers when a request of max_context tokens
+ * does not fit. port: NULL when every expert is resident; copied. */
+int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
+                  const ExpertPort *port, Err *err);
+/* Safe on an empty or partly opened one. */
+void runtime_close(Runtime *r);
+
+/* A hash of pages of this model's pools; kv_hash_free it. */
+KvHash *runtime_kv_hash(const Runtime *r);
