@@ -80,11 +80,9 @@ static void on_gone(void *arg) {
 
 /* ---- paths ---- */
 
-static void complete(HttpFront *f, HttpReq *req, bool chat) {
-    char client_id[65];
+static void complete(HttpFront *f, HttpReq *req, const char *id, bool chat) {
     size_t len;
     const char *body = http_body(req, &len);
-    http_clean_id(http_header(req, "X-Request-Id"), client_id);
     Client *c = xcalloc(1, sizeof *c);
     c->req = req;
     SessionOut out = {.arg = c,
@@ -92,22 +90,23 @@ static void complete(HttpFront *f, HttpReq *req, bool chat) {
                       .stream_begin = on_stream_begin,
                       .stream_put = on_stream_put,
                       .stream_end = on_stream_end};
-    Session *s = session_new(f->sessions, chat, body, len, client_id[0] ? client_id : NULL, &out);
+    Session *s = session_new(f->sessions, chat, body, len, id, &out);
     if (!s)
         return; /* answered, and c with it */
     c->session = s;
     http_on_gone(req, on_gone, c);
 }
 
-static void on_chat(HttpFront *f, HttpReq *req) {
-    complete(f, req, true);
+static void on_chat(HttpFront *f, HttpReq *req, const char *id) {
+    complete(f, req, id, true);
 }
 
-static void on_completions(HttpFront *f, HttpReq *req) {
-    complete(f, req, false);
+static void on_completions(HttpFront *f, HttpReq *req, const char *id) {
+    complete(f, req, id, false);
 }
 
-static void on_models(HttpFront *f, HttpReq *req) {
+static void on_models(HttpFront *f, HttpReq *req, const char *id) {
+    (void)id;
     Buf body = {0};
     buf_puts(&body, "{\"object\":\"list\",\"data\":[{\"id\":");
     chat_json_put_string(f->model->name, strlen(f->model->name), &body);
@@ -119,7 +118,8 @@ static void on_models(HttpFront *f, HttpReq *req) {
     buf_done(&body);
 }
 
-static void on_health(HttpFront *f, HttpReq *req) {
+static void on_health(HttpFront *f, HttpReq *req, const char *id) {
+    (void)id;
     char why[400] = "";
     if (f->ready(f->ready_arg, why, sizeof why)) {
         http_reply(req, 200, JSON, "{\"status\":\"ok\"}", 15);
@@ -133,7 +133,7 @@ static void on_health(HttpFront *f, HttpReq *req) {
 
 static const struct {
     const char *path, *method;
-    void (*fn)(HttpFront *f, HttpReq *req);
+    void (*fn)(HttpFront *f, HttpReq *req, const char *id);
 } routes[] = {
     {"/v1/chat/completions", "POST", on_chat},
     {"/v1/completions", "POST", on_completions},
@@ -166,7 +166,7 @@ void http_handle(void *arg, HttpReq *req) {
             continue;
         bool head = !strcmp(method, "HEAD") && !strcmp(routes[i].method, "GET");
         if (head || !strcmp(routes[i].method, method)) {
-            routes[i].fn(f, req);
+            routes[i].fn(f, req, id);
             return;
         }
         http_set_header(req, "Allow", routes[i].method);

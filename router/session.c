@@ -88,10 +88,10 @@ static void session_free(Session *s) {
 static void log_end(const Session *s, const char *how, const char *why) {
     int64_t now = now_of(s->all);
     LOG_INFO("req %s: %s%s%s, %zu prompt tokens, %" PRId64 " answer tokens, first after %" PRId64
-             " ms, %" PRId64 " ms%s%s%s",
+             " ms, %" PRId64 " ms%s, X-Request-Id %s",
              s->id, how, *why ? ": " : "", why, s->req ? s->req->n_ids : 0, s->answer.n_out,
              s->first_token_ms ? s->first_token_ms - s->start_ms : -1, now - s->start_ms,
-             s->retried ? ", retried" : "", s->client_id[0] ? ", client's id " : "", s->client_id);
+             s->retried ? ", retried" : "", s->client_id);
     session_stat_end(&s->all->stat, how, now - s->start_ms);
 }
 
@@ -225,7 +225,7 @@ Session *session_new(Sessions *all, bool chat, const char *body, size_t len, con
     all->list = s;
     all->n++;
     session_stat_running(&all->stat, all->n);
-    snprintf(s->client_id, sizeof s->client_id, "%s", client_id ? client_id : "");
+    snprintf(s->client_id, sizeof s->client_id, "%s", client_id);
     enter(s, ST_PARSE, all->limits.parse_ms);
     LOG_DEBUG("req %s: %s, %zu bytes", s->id, chat ? "chat" : "completion", len);
     s->job = all->port.parse(all->port.arg, s, chat, body, len);

@@ -60,8 +60,9 @@ int sessions_open(Sessions **out, const SessionPort *port, const SessionLimits *
 /* Every session must be over. NULL is a no-op. */
 void sessions_close(Sessions *all);
 
-/* Takes a request; errors are answered through out at once or later. client_id is for the log, or
- * NULL. Returns the session, or NULL when it was answered already. */
+/* Takes a request; errors are answered through out at once or later. client_id, the
+ * X-Request-Id of the answer, is for the log. Returns the session, or NULL when it was answered
+ * already. */
 Session *session_new(Sessions *all, bool chat, const char *body, size_t len, const char *client_id,
                      const SessionOut *out);
 /* req, on the heap, becomes the session's; NULL with *error set when the request was refused. */
