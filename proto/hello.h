@@ -25,6 +25,6 @@ bool hello_same_process(const Baton__Hello *a, const Baton__Hello *b);
 /* "router", "prefill", "decode", "expertd"; "none" for anything else. */
 const char *hello_role_name(Baton__Role role);
 
-/* Deep copy, the caller's, and its release (NULL is fine). */
+/* Deep copy without unknown fields, the caller's, and its release (NULL is fine). */
 Baton__Hello *hello_copy(const Baton__Hello *h);
 void hello_free(Baton__Hello *h);

@@ -145,9 +145,13 @@ static void fake_start(Fake *f, int shard, int n_shards, const char *endpoint) {
     BusCallbacks cb = {
         .arg = f, .on_event = on_event, .on_message = on_message, .on_ping = on_ping};
     f->loop = loop_new();
+    /* The system frees the address of a closed server a moment later. */
     Err err = {0};
-    if (bus_server_open(&f->server, f->loop, endpoint ? endpoint : "tcp://127.0.0.1:*", &f->hello,
-                        &f->conf, &cb, &err))
+    int rc = E_IO;
+    for (int64_t end = clock_now_ms() + 3000; rc == E_IO && clock_now_ms() < end;)
+        rc = bus_server_open(&f->server, f->loop, endpoint ? endpoint : "tcp://127.0.0.1:*",
+                             &f->hello, &f->conf, &cb, &err);
+    if (rc)
         fail_msg("%s", err.text);
     snprintf(f->endpoint, sizeof f->endpoint, "%s", bus_server_endpoint(f->server));
     assert_int_equal(pthread_create(&f->thread, NULL, fake_main, f), 0);
@@ -338,20 +342,29 @@ static void test_short_answer(void **state) {
     call_is_right(f);
 }
 
+/* Probes until the answer is rc, which takes a moment after a daemon has ended. */
+static void probe_until(Fixture *f, int rc, const char *words) {
+    Err err = {0};
+    for (int64_t end = clock_now_ms() + 3000; clock_now_ms() < end;) {
+        err.text[0] = '\0';
+        if (expertlink_probe(f->link, &err) == rc && strstr(err.text, words))
+            return;
+    }
+    fail_msg("the last probe said '%s'", err.text);
+}
+
 static void test_death_and_return(void **state) {
     Fixture *f = *state;
     char endpoint[128];
     snprintf(endpoint, sizeof endpoint, "%s", f->fake[1].endpoint);
     fake_stop(&f->fake[1]);
+    probe_until(f, E_PEER, "nobody listens there");
     call_fails(f, E_PEER, endpoint, "nobody listens there");
-    Err err = {0};
-    assert_int_equal(expertlink_probe(f->link, &err), E_PEER);
-    assert_non_null(strstr(err.text, endpoint));
     fake_start(&f->fake[1], 0, 2, endpoint); /* a new generation */
     call_is_right(f);
     fake_stop(&f->fake[1]);
     fake_start(&f->fake[1], 0, 2, endpoint);
-    assert_int_equal(expertlink_probe(f->link, NULL), 0);
+    probe_until(f, 0, "");
     call_is_right(f);
 }
 

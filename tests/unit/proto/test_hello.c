@@ -157,10 +157,30 @@ static void test_copy(void **state) {
     hello_free(NULL);
 }
 
+/* A field number 0 in two bytes can be read, but not be packed and read again: a copy must not need
+ * that. */
+static void test_copy_of_malformed(void **state) {
+    (void)state;
+    const uint8_t bytes[] = {0x1a, 1, 'x', 0x81, 0x00, 1, 2, 3, 4, 5, 6, 7, 8};
+    Baton__Hello *h = baton__hello__unpack(NULL, sizeof bytes, bytes);
+    assert_non_null(h);
+    assert_int_equal(h->base.n_unknown_fields, 1);
+    Baton__Hello *c = hello_copy(h);
+    hello_free(h);
+    assert_string_equal(c->name, "x");
+    assert_int_equal(c->base.n_unknown_fields, 0);
+    hello_free(c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fits),  cmocka_unit_test(test_fields), cmocka_unit_test(test_form),
-        cmocka_unit_test(test_roles), cmocka_unit_test(test_pair),   cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_fits),
+        cmocka_unit_test(test_fields),
+        cmocka_unit_test(test_form),
+        cmocka_unit_test(test_roles),
+        cmocka_unit_test(test_pair),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_copy_of_malformed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
