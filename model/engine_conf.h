@@ -14,7 +14,7 @@ typedef struct EngineOpts {
     int kv_dtype; /* index into ENGINE_CONF_KV_DTYPES */
     int64_t max_context, pages, pool_bytes;
     char *resident, *expert_endpoints;
-    int64_t expert_timeout_ms;
+    int64_t expert_timeout_ms, expert_start_ms;
 } EngineOpts;
 
 #define ENGINE_CONF_KV_DTYPES "f32|bf16|fp8"
@@ -98,9 +98,16 @@ typedef struct EngineOpts {
          .help = "Endpoints of all expertd shards, separated by commas; empty when every expert "  \
                  "is resident.",                                                                   \
          .offset = offsetof(T, field.expert_endpoints)},                                           \
+        {.section = "experts",                                                                     \
+         .key = "timeout_ms",                                                                      \
+         .type = CONF_MS,                                                                          \
+         .def = "2s",                                                                              \
+         .min = 1,                                                                                 \
+         .max = 600000,                                                                            \
+         .help = "How long a step waits for the experts of one layer before its requests fail.",   \
+         .offset = offsetof(T, field.expert_timeout_ms)},                                          \
     {                                                                                              \
-        .section = "experts", .key = "timeout", .type = CONF_MS, .def = "2s", .min = 1,            \
-        .max = 600000,                                                                             \
-        .help = "How long a step waits for the experts of one layer before its requests fail.",    \
-        .offset = offsetof(T, field.expert_timeout_ms)                                             \
+        .section = "experts", .key = "start_ms", .type = CONF_MS, .def = "60s", .max = 3600000,    \
+        .help = "How long the start waits for expertd to come up.",                                \
+        .offset = offsetof(T, field.expert_start_ms)                                               \
     }

@@ -1,0 +1,52 @@
+/* See conf.h. */
+#include "decode/conf.h"
+
+static const ConfOpt OPTIONS[] = {
+    ENGINE_CONF_ROWS(DecodeOpts, engine),
+    SERVICE_CONF_ROWS(DecodeOpts, service, "decode-0", "tcp://127.0.0.1:7102", "9102"),
+    {.section = "limits",
+     .key = "transfer_ms",
+     .type = CONF_MS,
+     .def = "60s",
+     .min = 1,
+     .max = 86400000,
+     .help = "From a grant until all KV has arrived, prefill's queue and computation included.",
+     .offset = offsetof(DecodeOpts, transfer_ms)},
+    {.section = "limits",
+     .key = "quarantine_pages",
+     .type = CONF_REAL,
+     .def = "0.5",
+     .max = 1,
+     .help = "Fraction of the pool that may wait for writers that are not known to be quiet; "
+             "beyond it the service drains and ends, to be restarted.",
+     .offset = offsetof(DecodeOpts, quarantine_budget)},
+    {.section = "limits",
+     .key = "verify_kv",
+     .type = CONF_BOOL,
+     .def = "yes",
+     .help = "Compare the hash of every page that arrives with what prefill computed.",
+     .offset = offsetof(DecodeOpts, verify)},
+    {.section = "sched",
+     .key = "max_running",
+     .type = CONF_INT,
+     .def = "64",
+     .min = 1,
+     .max = 4096,
+     .help = "Requests that may hold pages at once.",
+     .offset = offsetof(DecodeOpts, max_running)},
+    {.section = "sched",
+     .key = "max_batch",
+     .type = CONF_INT,
+     .def = "64",
+     .min = 1,
+     .max = 4096,
+     .help = "Requests in one step; when more run they take turns.",
+     .offset = offsetof(DecodeOpts, max_batch)},
+    {0},
+};
+
+const ConfTable DECODE_CONF = {
+    .program = "baton-decode",
+    .about = "continues prompts whose KV prefill has written into its pages",
+    .opts = OPTIONS,
+};
