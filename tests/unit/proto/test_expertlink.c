@@ -445,8 +445,8 @@ static void test_open_wrong_shards(void **state) {
 
 static void test_open_nobody(void **state) {
     Fixture *f = *state;
-    fake_stop(&f->fake[1]);
-    open_fails(f, E_PEER, "nobody listens there");
+    snprintf(f->fake[1].endpoint, sizeof f->fake[1].endpoint, "ipc:///nowhere/expertd-1");
+    open_fails(f, E_PEER, "expertd at ipc:///nowhere/expertd-1: nobody listens there");
 }
 
 static void test_open_mismatch(void **state) {
