@@ -13,11 +13,8 @@ uint8_t f32_to_f8e4m3(float f) {
     if (a >= 464.0f) /* halfway to the next step and beyond */
         return sign | 0x7e;
     int e;
-    frexpf(a, &e); /* a = m * 2^e, m in [0.5, 1) */
-    int step =
-        e - 4 < -9
-            ? -9
-            : e - 4; /* exponent of one unit in the last place; subnormals share the smallest */
+    frexpf(a, &e);                  /* a = m * 2^e, m in [0.5, 1) */
+    int step = e < -5 ? -9 : e - 4; /* exponent of the last place; subnormals share the least */
     int units = (int)nearbyintf(ldexpf(a, -step));
     if (units == 0)
         return sign;
@@ -46,11 +43,11 @@ size_t dtype_row_bytes(Dtype dtype, int cols) {
 
 const char *dtype_name(Dtype dtype) {
     static const char *const name[] = {"f32", "bf16", "fp8", "nvfp4", "i32"};
-    return (unsigned)dtype < 5 ? name[dtype] : "unknown";
+    return (unsigned)dtype < sizeof name / sizeof *name ? name[dtype] : "unknown";
 }
 
 MatView mat_rows(const MatView *m, int row, int n) {
-    CHECK(row >= 0 && n >= 0 && row + n <= m->rows);
+    CHECK(row >= 0 && n >= 0 && row <= m->rows && n <= m->rows - row);
     MatView v = *m;
     v.data += (size_t)row * m->row_bytes;
     v.rows = n;
@@ -59,7 +56,7 @@ MatView mat_rows(const MatView *m, int row, int n) {
 }
 
 MatView mat_cols(const MatView *m, int col, int n) {
-    CHECK(col >= 0 && n >= 0 && col + n <= m->cols);
+    CHECK(col >= 0 && n >= 0 && col <= m->cols && n <= m->cols - col);
     CHECK(m->dtype != DT_NVFP4 || (col % NVFP4_GROUP == 0 && n % NVFP4_GROUP == 0));
     MatView v = *m;
     v.data += dtype_row_bytes(m->dtype, col);
@@ -68,39 +65,46 @@ MatView mat_cols(const MatView *m, int col, int n) {
     return v;
 }
 
-static void row_f8(const MatView *m, int r, const uint8_t *p, float *out) {
-    const float *scale = m->scale ? (const float *)m->scale +
-                                        (size_t)((m->row0 + r) / F8_BLOCK) * (size_t)m->scale_cols
-                                  : NULL;
+static void row_bf16(const MatView *m, const uint8_t *p, float *out) {
     for (int c = 0; c < m->cols; c++) {
-        float w = f8e4m3_to_f32(p[c]);
-        out[c] = scale ? w * scale[(m->col0 + c) / F8_BLOCK] : w;
+        uint16_t v;
+        memcpy(&v, p + 2 * (size_t)c, 2);
+        out[c] = bf16_to_f32(v);
     }
 }
 
-static void row_nvfp4(const MatView *m, int r, const uint8_t *p, float *out) {
-    const uint8_t *scale =
-        (const uint8_t *)m->scale + (size_t)(m->row0 + r) * (size_t)m->scale_cols;
+static void row_f8(const MatView *m, int r, const uint8_t *p, float *out) {
+    const float *scale = m->scale;
+    size_t first = (size_t)((m->row0 + r) / F8_BLOCK) * (size_t)m->scale_cols;
     for (int c = 0; c < m->cols; c++) {
-        int code = c & 1 ? p[c / 2] >> 4 : p[c / 2] & 15;
-        float group = f8e4m3_to_f32(scale[(m->col0 + c) / NVFP4_GROUP]) * m->scale2;
-        float w = E2M1[code & 7] * group;
-        out[c] = code & 8 ? -w : w;
+        float w = f8e4m3_to_f32(p[c]);
+        out[c] = scale ? w * scale[first + (size_t)((m->col0 + c) / F8_BLOCK)] : w;
+    }
+}
+
+/* Slices begin on a group, so a group's columns stay together. */
+static void row_nvfp4(const MatView *m, int r, const uint8_t *p, float *out) {
+    const uint8_t *scale = (const uint8_t *)m->scale +
+                           (size_t)(m->row0 + r) * (size_t)m->scale_cols + m->col0 / NVFP4_GROUP;
+    for (int g = 0; g < m->cols / NVFP4_GROUP; g++) {
+        float group = f8e4m3_to_f32(scale[g]) * m->scale2;
+        for (int c = g * NVFP4_GROUP; c < (g + 1) * NVFP4_GROUP; c++) {
+            int code = c & 1 ? p[c / 2] >> 4 : p[c / 2] & 15;
+            float w = E2M1[code & 7] * group;
+            out[c] = code & 8 ? -w : w;
+        }
     }
 }
 
 void mat_row_f32(const MatView *m, int r, float *out) {
+    CHECK(r >= 0 && r < m->rows);
     const uint8_t *p = m->data + (size_t)r * m->row_bytes;
     switch (m->dtype) {
     case DT_F32:
         memcpy(out, p, (size_t)m->cols * sizeof *out);
         break;
     case DT_BF16:
-        for (int c = 0; c < m->cols; c++) {
-            uint16_t v;
-            memcpy(&v, p + 2 * c, 2);
-            out[c] = bf16_to_f32(v);
-        }
+        row_bf16(m, p, out);
         break;
     case DT_F8E4M3:
         row_f8(m, r, p, out);

@@ -10,25 +10,27 @@
 typedef enum Dtype { DT_F32, DT_BF16, DT_F8E4M3, DT_NVFP4, DT_I32 } Dtype;
 
 enum {
-    F8_BLOCK = 128, /* one F32 scale per 128 x 128 block: w = e4m3 * scale_inv[r / 128, c / 128] */
-    NVFP4_GROUP = 16, /* one e4m3 scale per 16 columns: w = e2m1 * scale[r, c / 16] * scale2; even
-                         column = low nibble */
+    F8_BLOCK = 128,   /* DT_F8E4M3: one F32 scale per 128 x 128 block */
+    NVFP4_GROUP = 16, /* DT_NVFP4: one e4m3 scale per 16 columns of a row, one scale2 over all */
 };
 
 /* A matrix [rows, cols] in host memory in its stored format, or a slice of one. Everything is
  * borrowed.
  *
- * Element (r, c) of the slice stands at (row0 + r, col0 + c) of the quantisation grid; `data`
- * points at the slice's first element, while `scale` points at the grid's first scale. DT_F8E4M3
- * without scale means scale 1. */
+ * DT_F8E4M3: w[r, c] = e4m3[r, c] * scale[r / 128, c / 128]; without scale it is 1.
+ * DT_NVFP4: w[r, c] = e2m1[r, c] * (scale[r, c / 16] * scale2); of two columns in a byte the even
+ * one is the low nibble.
+ *
+ * Element (r, c) of a slice stands at (row0 + r, col0 + c) of the whole matrix, which is what the
+ * scales are numbered by: `data` points at the slice's first element, `scale` at the first scale of
+ * the whole matrix. */
 typedef struct MatView {
     Dtype dtype;
     int rows, cols;
     const uint8_t *data;
-    size_t row_bytes; /* from one row to the next */
-    const void
-        *scale;     /* DT_F8E4M3: float [.., scale_cols]; DT_NVFP4: e4m3 bytes [.., scale_cols] */
-    int scale_cols; /* scales per grid row */
+    size_t row_bytes;  /* from one row to the next */
+    const void *scale; /* DT_F8E4M3: float [.., scale_cols]; DT_NVFP4: e4m3 [.., scale_cols] */
+    int scale_cols;    /* scales per row of scales */
     int row0, col0;
     float scale2; /* DT_NVFP4 */
 } MatView;
@@ -51,11 +53,19 @@ static inline uint16_t f32_to_bf16(float f) {
 
 /* e4m3 (fn): bias 7, no infinities, 0x7f and 0xff are NaN. Exact. */
 static inline float f8e4m3_to_f32(uint8_t v) {
-    int e = (v >> 3) & 15, m = v & 7;
-    float f = e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-    if ((v & 0x7f) == 0x7f)
-        f = NAN;
-    return v & 0x80 ? -f : f;
+    uint32_t sign = (uint32_t)(v & 0x80) << 24, u = (uint32_t)(v & 0x7f);
+    float f;
+    if (u == 0x7f) {
+        u = 0x7fc00000u;
+    } else if (u >= 8) {
+        u = (u << 20) + (120u << 23); /* exponents are biased by 127 instead of 7 */
+    } else {
+        f = (float)u * 0x1p-9f;
+        memcpy(&u, &f, 4);
+    }
+    u |= sign;
+    memcpy(&f, &u, 4);
+    return f;
 }
 
 /* Round to nearest even, saturating at +-448; NaN becomes 0x7f. */
@@ -72,6 +82,9 @@ const char *dtype_name(Dtype dtype);
  * group. CHECKs the range. */
 MatView mat_rows(const MatView *m, int row, int n);
 MatView mat_cols(const MatView *m, int col, int n);
-/* Writes row r as fp32 to out[cols]: one rounding per multiplication, exactly as the reference
- * dequantises. */
+
+/* Writes row r as fp32 to out[cols], bit for bit as published weights are dequantised in fp32: BF16
+ * and F32 exactly, DT_F8E4M3 with the one rounding of its product, DT_NVFP4 with two, scale *
+ * scale2 first and then the product with e2m1. (e2m1 * scale is exact, so multiplying it by scale2
+ * last would round once and may differ in the last bit.) */
 void mat_row_f32(const MatView *m, int r, float *out);
