@@ -32,20 +32,22 @@ static int64_t whole(const json_t *v, int64_t max) {
     return n > max ? -1 : n;
 }
 
+/* The bytes that dtype and shape need, at most max_bytes. */
 static int read_dims(const json_t *shape, const Kind *kind, int64_t max_bytes, WeightsTensor *t,
                      int64_t *bytes, Err *err) {
     size_t n = json_array_size(shape);
     if (!json_is_array(shape) || n > 4)
         return err_set(err, E_FORMAT, "%s: shape: expected a list of at most 4 numbers", t->name);
-    *bytes = kind->bytes;
+    int64_t product = kind->bytes;
     t->n_dims = (int)n;
     for (size_t i = 0; i < n; i++) {
         t->dim[i] = whole(json_array_get(shape, i), max_bytes);
-        if (t->dim[i] < 0 || (t->dim[i] > 0 && *bytes > max_bytes / t->dim[i]))
+        if (t->dim[i] < 0 || (t->dim[i] > 0 && product > max_bytes / t->dim[i]))
             return err_set(err, E_FORMAT, "%s: shape: more than the file holds, or not a number",
                            t->name);
-        *bytes *= t->dim[i];
+        product *= t->dim[i];
     }
+    *bytes = product;
     return 0;
 }
 
@@ -54,9 +56,9 @@ static int read_tensor(const json_t *entry, const uint8_t *data, size_t data_off
                        int64_t data_bytes, WeightsTensor *t, Err *err) {
     const json_t *offsets = json_object_get(entry, "data_offsets");
     const Kind *kind = find_kind(json_string_value(json_object_get(entry, "dtype")));
-    int64_t bytes;
+    int64_t bytes = 0;
     if (strlen(t->name) > NAME_MAX_BYTES)
-        return err_set(err, E_LIMIT, "%.60s...: name longer than %d bytes", t->name,
+        return err_set(err, E_LIMIT, "%.100s...: name longer than %d bytes", t->name,
                        NAME_MAX_BYTES);
     if (!kind)
         return err_set(err, E_FORMAT,
@@ -69,10 +71,12 @@ static int read_tensor(const json_t *entry, const uint8_t *data, size_t data_off
         return err_set(err, E_FORMAT, "%s: data_offsets: expected two numbers", t->name);
     int64_t begin = whole(json_array_get(offsets, 0), data_bytes),
             end = whole(json_array_get(offsets, 1), data_bytes);
-    if (begin < 0 || end < begin)
-        return err_set(err, E_FORMAT,
-                       "%s: data_offsets: outside the file's %lld data bytes, or reversed", t->name,
-                       (long long)data_bytes);
+    if (begin < 0 || end < 0)
+        return err_set(err, E_FORMAT, "%s: data_offsets: outside the file's %lld data bytes",
+                       t->name, (long long)data_bytes);
+    if (end < begin)
+        return err_set(err, E_FORMAT, "%s: data_offsets: end %lld before begin %lld", t->name,
+                       (long long)end, (long long)begin);
     if (end - begin != bytes)
         return err_set(err, E_FORMAT,
                        "%s: data_offsets span %lld bytes, but shape and dtype need %lld", t->name,
@@ -90,12 +94,18 @@ static int by_data(const void *a, const void *b) {
     return x->data < y->data ? -1 : x->data > y->data;
 }
 
+/* Leaves the tensors in the order of their data. Empty ones overlap with nothing. */
 static int check_overlap(WeightsTensor *t, int n, Err *err) {
+    const WeightsTensor *last = NULL;
     qsort(t, (size_t)n, sizeof *t, by_data);
-    for (int i = 1; i < n; i++)
-        if (t[i].bytes > 0 && t[i - 1].data + t[i - 1].bytes > t[i].data)
+    for (int i = 0; i < n; i++) {
+        if (t[i].bytes == 0)
+            continue;
+        if (last && last->data + last->bytes > t[i].data)
             return err_set(err, E_FORMAT, "%s: data_offsets: overlaps with %s", t[i].name,
-                           t[i - 1].name);
+                           last->name);
+        last = &t[i];
+    }
     return 0;
 }
 
@@ -109,7 +119,7 @@ static int read_all(json_t *root, const uint8_t *data, size_t data_offset, int64
         t[*n] = (WeightsTensor){.name = name};
         int rc = json_is_object(entry)
                      ? read_tensor(entry, data, data_offset, data_bytes, &t[*n], err)
-                     : err_set(err, E_FORMAT, "%.60s: expected an object", name);
+                     : err_set(err, E_FORMAT, "%.100s: expected an object", name);
         if (rc)
             return rc;
         ++*n;

@@ -2,14 +2,16 @@
  * and what is there. */
 #include "model/shape.h"
 
+#include "kernels/quant.h"
+
 #include <jansson.h>
 
+#include <errno.h>
 #include <limits.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { CONFIG_MAX_BYTES = 4 << 20, DIM_MAX = 1 << 24 };
+enum { CONFIG_MAX_BYTES = 4 << 20 };
 
 typedef struct Reader {
     const json_t *root;
@@ -24,18 +26,35 @@ typedef struct Reader {
             return try_rc;                                                                         \
     } while (0)
 
+/* Absent and null are the same. */
 static const json_t *field(const Reader *r, const char *name) {
     const json_t *v = json_object_get(r->root, name);
     return json_is_null(v) ? NULL : v;
 }
 
+static int missing(const Reader *r, const char *name) {
+    return err_set(r->err, E_FORMAT, "%s is missing", name);
+}
+
+/* Refuses a value with what was expected and what is there. */
+static int refuse(const Reader *r, int code, const char *name, const json_t *v,
+                  const char *expected) {
+    char *found = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
+    err_set(r->err, code, "%s: expected %s, found %.80s", name, expected, found ? found : "?");
+    free(found);
+    return code;
+}
+
 static int read_int(const Reader *r, const char *name, long long min, long long max, int *out) {
     const json_t *v = field(r, name);
+    char expected[80];
     if (!v)
-        return err_set(r->err, E_FORMAT, "config.json: %s is missing", name);
-    if (!json_is_integer(v) || json_integer_value(v) < min || json_integer_value(v) > max)
-        return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: %s: expected an integer from %lld to %lld", name, min, max);
+        return missing(r, name);
+    snprintf(expected, sizeof expected, "an integer from %lld to %lld", min, max);
+    if (!json_is_integer(v))
+        return refuse(r, E_FORMAT, name, v, expected);
+    if (json_integer_value(v) < min || json_integer_value(v) > max)
+        return refuse(r, E_UNSUPPORTED, name, v, expected);
     *out = (int)json_integer_value(v);
     return 0;
 }
@@ -48,54 +67,66 @@ static int read_int_or(const Reader *r, const char *name, long long min, long lo
 
 static int read_real(const Reader *r, const char *name, double min, double max, float *out) {
     const json_t *v = field(r, name);
+    char expected[80];
     if (!v)
-        return err_set(r->err, E_FORMAT, "config.json: %s is missing", name);
+        return missing(r, name);
+    snprintf(expected, sizeof expected, "a number from %g to %g", min, max);
+    if (!json_is_number(v))
+        return refuse(r, E_FORMAT, name, v, expected);
     double x = json_number_value(v);
-    if (!json_is_number(v) || !(x >= min && x <= max))
-        return err_set(r->err, E_UNSUPPORTED, "config.json: %s: expected a number from %g to %g",
-                       name, min, max);
+    if (!(x >= min && x <= max))
+        return refuse(r, E_UNSUPPORTED, name, v, expected);
     *out = (float)x;
+    return 0;
+}
+
+static int read_bool(const Reader *r, const char *name, bool *out) {
+    const json_t *v = field(r, name);
+    if (!v)
+        return missing(r, name);
+    if (!json_is_boolean(v))
+        return refuse(r, E_FORMAT, name, v, "true or false");
+    *out = json_is_true(v);
     return 0;
 }
 
 /* A field that, when present, must have the one value that the code implements. */
 static int must_be(const Reader *r, const char *name, const char *value) {
     const json_t *v = field(r, name);
+    char expected[80];
+    snprintf(expected, sizeof expected, "\"%s\"", value);
     if (v && (!json_is_string(v) || strcmp(json_string_value(v), value)))
-        return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: %s: only \"%s\" is supported, found \"%s\"", name, value,
-                       json_is_string(v) ? json_string_value(v) : "another type");
+        return refuse(r, E_UNSUPPORTED, name, v, expected);
     return 0;
 }
 
 static int must_be_bool(const Reader *r, const char *name, bool value) {
     const json_t *v = field(r, name);
     if (v && (!json_is_boolean(v) || json_is_true(v) != value))
-        return err_set(r->err, E_UNSUPPORTED, "config.json: %s: only %s is supported", name,
-                       value ? "true" : "false");
+        return refuse(r, E_UNSUPPORTED, name, v, value ? "true" : "false");
     return 0;
 }
 
-static int must_be_int(const Reader *r, const char *name, int value) {
+static int must_be_number(const Reader *r, const char *name, int value) {
     const json_t *v = field(r, name);
-    if (v && (!json_is_integer(v) || json_integer_value(v) != value))
-        return err_set(r->err, E_UNSUPPORTED, "config.json: %s: only %d is supported", name, value);
+    char expected[16];
+    snprintf(expected, sizeof expected, "%d", value);
+    if (v && (!json_is_number(v) || json_number_value(v) != value))
+        return refuse(r, E_UNSUPPORTED, name, v, expected);
     return 0;
 }
 
+/* What kind of model it is, and the switches of its kind that the code has in one position only. */
 static int read_kind(const Reader *r) {
-    const json_t *v = field(r, "model_type");
-    if (!json_is_string(v))
-        return err_set(r->err, E_FORMAT, "config.json: model_type is missing");
-    if (strcmp(json_string_value(v), "glm_moe_dsa"))
-        return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: model_type \"%s\" is not supported, only \"glm_moe_dsa\"",
-                       json_string_value(v));
+    if (!field(r, "model_type"))
+        return missing(r, "model_type");
+    TRY(must_be(r, "model_type", "glm_moe_dsa"));
     TRY(must_be(r, "hidden_act", "silu"));
     TRY(must_be(r, "scoring_func", "sigmoid"));
     TRY(must_be(r, "topk_method", "noaux_tc"));
-    TRY(must_be_int(r, "n_group", 1));
-    TRY(must_be_int(r, "topk_group", 1));
+    TRY(must_be(r, "moe_router_dtype", "float32"));
+    TRY(must_be_number(r, "n_group", 1));
+    TRY(must_be_number(r, "topk_group", 1));
     TRY(must_be_bool(r, "attention_bias", false));
     TRY(must_be_bool(r, "mlp_bias", false));
     TRY(must_be_bool(r, "tie_word_embeddings", false));
@@ -103,22 +134,30 @@ static int read_kind(const Reader *r) {
     return must_be_bool(r, "indexer_rope_interleave", true);
 }
 
+/* rope_theta stands in rope_parameters or beside it. */
 static int read_rope(const Reader *r) {
-    const json_t *p = field(r, "rope_parameters");
-    Reader in = {json_is_object(p) ? p : r->root, r->s, r->err};
-    TRY(must_be(&in, "rope_type", "default"));
-    if (!json_is_object(p) && field(r, "rope_scaling"))
-        return err_set(r->err, E_UNSUPPORTED, "config.json: rope_scaling is not supported");
+    const json_t *p = field(r, "rope_parameters"), *scaling = field(r, "rope_scaling");
+    Reader in = {p, r->s, r->err};
+    if (p && !json_is_object(p))
+        return refuse(r, E_FORMAT, "rope_parameters", p, "an object");
+    if (scaling)
+        return refuse(r, E_UNSUPPORTED, "rope_scaling", scaling, "null");
+    if (p) {
+        TRY(must_be(&in, "rope_type", "default"));
+        TRY(must_be_number(&in, "partial_rotary_factor", 1));
+    }
+    if (!p || !field(&in, "rope_theta"))
+        in.root = r->root;
     return read_real(&in, "rope_theta", 1.0, 1e12, &r->s->rope_theta);
 }
 
 static int read_dims(const Reader *r) {
     Shape *s = r->s;
-    TRY(read_int(r, "num_hidden_layers", 1, SHAPE_MAX_LAYERS - 1, &s->n_layers));
+    TRY(read_int(r, "num_hidden_layers", 1, SHAPE_MAX_LAYERS, &s->n_layers));
     TRY(read_int_or(r, "num_nextn_predict_layers", 0, 1, 0, &s->n_mtp));
     TRY(read_int(r, "hidden_size", 16, 1 << 16, &s->hidden));
     TRY(read_int(r, "vocab_size", 1, 1 << 22, &s->vocab));
-    TRY(read_int(r, "max_position_embeddings", 1, DIM_MAX, &s->max_positions));
+    TRY(read_int(r, "max_position_embeddings", 1, 1 << 24, &s->max_positions));
     TRY(read_real(r, "rms_norm_eps", 1e-12, 0.1, &s->eps));
     TRY(read_int(r, "num_attention_heads", 1, 1024, &s->n_heads));
     TRY(read_int(r, "q_lora_rank", 1, 1 << 16, &s->q_lora));
@@ -126,74 +165,108 @@ static int read_dims(const Reader *r) {
     TRY(read_int(r, "qk_nope_head_dim", 1, 4096, &s->nope));
     TRY(read_int(r, "qk_rope_head_dim", 2, 4096, &s->rope));
     TRY(read_int(r, "v_head_dim", 1, 4096, &s->v_dim));
+    TRY(read_int(r, "index_n_heads", 1, 256, &s->index_heads));
+    TRY(read_int(r, "index_head_dim", 1, 1024, &s->index_dim));
+    return read_int(r, "index_topk", 1, 1 << 20, &s->index_topk);
+}
+
+static int read_moe_dims(const Reader *r) {
+    Shape *s = r->s;
     TRY(read_int(r, "intermediate_size", 1, 1 << 20, &s->dense_inner));
     TRY(read_int(r, "moe_intermediate_size", 1, 1 << 20, &s->moe_inner));
     TRY(read_int(r, "n_routed_experts", 1, 4096, &s->n_experts));
+    TRY(must_be_number(r, "num_experts", s->n_experts));
     TRY(read_int(r, "num_experts_per_tok", 1, SHAPE_MAX_TOPK_EXPERTS, &s->n_active));
     TRY(read_int_or(r, "n_shared_experts", 0, 16, 0, &s->n_shared));
     TRY(read_real(r, "routed_scaling_factor", 1e-6, 1e6, &s->routed_scale));
-    TRY(read_int(r, "index_n_heads", 1, 256, &s->index_heads));
-    TRY(read_int(r, "index_head_dim", 1, 1024, &s->index_dim));
-    TRY(read_int(r, "index_topk", 1, 1 << 20, &s->index_topk));
-    const json_t *norm = field(r, "norm_topk_prob");
-    if (!json_is_boolean(norm))
-        return err_set(r->err, E_FORMAT, "config.json: norm_topk_prob: expected true or false");
-    s->norm_topk = json_is_true(norm);
+    return read_bool(r, "norm_topk_prob", &s->norm_topk);
+}
+
+/* Elements of the largest matrices, and with them widths of rows, fit an int. */
+static int check_products(const Reader *r) {
+    const Shape *s = r->s;
+    const struct {
+        const char *what;
+        int64_t rows, cols;
+    } matrix[] = {
+        {"vocab_size * hidden_size", s->vocab, s->hidden},
+        {"intermediate_size * hidden_size", s->dense_inner, s->hidden},
+        {"n_shared_experts * moe_intermediate_size * hidden_size",
+         (int64_t)s->n_shared * s->moe_inner, s->hidden},
+        {"moe_intermediate_size * hidden_size", s->moe_inner, s->hidden},
+        {"n_routed_experts * hidden_size", s->n_experts, s->hidden},
+        {"num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim) * q_lora_rank",
+         (int64_t)s->n_heads * (s->nope + s->rope), s->q_lora},
+        {"num_attention_heads * (qk_nope_head_dim + v_head_dim) * kv_lora_rank",
+         (int64_t)s->n_heads * (s->nope + s->v_dim), s->kv_lora},
+        {"num_attention_heads * v_head_dim * hidden_size", (int64_t)s->n_heads * s->v_dim,
+         s->hidden},
+        {"index_n_heads * index_head_dim * q_lora_rank", (int64_t)s->index_heads * s->index_dim,
+         s->q_lora},
+        {"2 * hidden_size * hidden_size", 2 * (int64_t)s->hidden, s->hidden},
+    };
+    for (size_t i = 0; i < sizeof matrix / sizeof *matrix; i++)
+        if (matrix[i].rows * matrix[i].cols > INT_MAX)
+            return err_set(r->err, E_UNSUPPORTED, "%s is %lld: expected at most %d", matrix[i].what,
+                           (long long)(matrix[i].rows * matrix[i].cols), INT_MAX);
     return 0;
 }
 
 /* Shapes that parse but that the code cannot do. */
 static int check_dims(const Reader *r) {
     const Shape *s = r->s;
+    if (s->n_layers + s->n_mtp > SHAPE_MAX_LAYERS)
+        return err_set(
+            r->err, E_UNSUPPORTED,
+            "num_hidden_layers %d + num_nextn_predict_layers %d: expected at most %d layers",
+            s->n_layers, s->n_mtp, SHAPE_MAX_LAYERS);
     if (s->kv_lora % 128)
-        return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: kv_lora_rank %d: expected a multiple of 128", s->kv_lora);
+        return err_set(r->err, E_UNSUPPORTED, "kv_lora_rank %d: expected a multiple of 128",
+                       s->kv_lora);
     if (s->rope % 2)
-        return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: qk_rope_head_dim %d: expected an even number", s->rope);
+        return err_set(r->err, E_UNSUPPORTED, "qk_rope_head_dim %d: expected an even number",
+                       s->rope);
     if (s->kv_lora + s->rope > 1024)
         return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: kv_lora_rank + qk_rope_head_dim %d: expected at most 1024",
-                       s->kv_lora + s->rope);
+                       "kv_lora_rank %d + qk_rope_head_dim %d: expected at most 1024", s->kv_lora,
+                       s->rope);
     if (s->index_dim < s->rope)
         return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: index_head_dim %d: smaller than qk_rope_head_dim %d",
-                       s->index_dim, s->rope);
+                       "index_head_dim %d: expected at least qk_rope_head_dim %d", s->index_dim,
+                       s->rope);
     if (s->n_active > s->n_experts)
         return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: num_experts_per_tok %d: more than n_routed_experts %d",
-                       s->n_active, s->n_experts);
-    if (s->n_layers + s->n_mtp > SHAPE_MAX_LAYERS)
-        return err_set(r->err, E_UNSUPPORTED, "config.json: num_hidden_layers %d: at most %d",
-                       s->n_layers, SHAPE_MAX_LAYERS - 1);
-    int qk;
-    TRY(read_int_or(r, "qk_head_dim", 1, 8192, s->nope + s->rope, &qk));
-    if (qk != s->nope + s->rope)
-        return err_set(
-            r->err, E_MISMATCH,
-            "config.json: qk_head_dim %d is not qk_nope_head_dim %d + qk_rope_head_dim %d", qk,
-            s->nope, s->rope);
-    return 0;
+                       "num_experts_per_tok %d: expected at most n_routed_experts %d", s->n_active,
+                       s->n_experts);
+    TRY(must_be_number(r, "qk_head_dim", s->nope + s->rope));
+    TRY(must_be_number(r, "num_key_value_heads", s->n_heads));
+    return check_products(r);
 }
 
+/* The array `name`, NULL when absent: one entry per decoder layer, and perhaps one for MTP. */
 static int list_of(const Reader *r, const char *name, const json_t **out) {
     const json_t *v = field(r, name);
+    size_t n = (size_t)r->s->n_layers;
+    if (v && !json_is_array(v))
+        return refuse(r, E_FORMAT, name, v, "a list of names");
+    if (v && json_array_size(v) != n && json_array_size(v) != n + (size_t)r->s->n_mtp)
+        return err_set(r->err, E_FORMAT, "%s: expected %zu names, one per layer, found %zu", name,
+                       n, json_array_size(v));
     *out = v;
-    if (v && (!json_is_array(v) || json_array_size(v) < (size_t)r->s->n_layers))
-        return err_set(r->err, E_FORMAT, "config.json: %s: expected a list of %d names", name,
-                       r->s->n_layers);
     return 0;
 }
 
 /* Entry i of a list of two names: 1 for yes, 0 for no. */
-static int one_of(const Reader *r, const char *name, const json_t *list, int i, const char *yes,
+static int one_of(const Reader *r, const char *name, const json_t *list, size_t i, const char *yes,
                   const char *no, bool *out) {
-    const char *v = json_string_value(json_array_get(list, (size_t)i));
-    if (!v || (strcmp(v, yes) && strcmp(v, no)))
-        return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: %s[%d]: expected \"%s\" or \"%s\", found \"%s\"", name, i, yes,
-                       no, v ? v : "another type");
-    *out = !strcmp(v, yes);
+    const json_t *v = json_array_get(list, i);
+    const char *s = json_is_string(v) ? json_string_value(v) : "";
+    char where[64], expected[64];
+    snprintf(where, sizeof where, "%s[%zu]", name, i);
+    snprintf(expected, sizeof expected, "\"%s\" or \"%s\"", yes, no);
+    if (strcmp(s, yes) && strcmp(s, no))
+        return refuse(r, E_UNSUPPORTED, where, v, expected);
+    *out = !strcmp(s, yes);
     return 0;
 }
 
@@ -203,7 +276,7 @@ static int read_mlp_layers(const Reader *r) {
     int first_dense, freq;
     TRY(list_of(r, "mlp_layer_types", &types));
     if (types) {
-        for (int i = 0; i < s->n_layers; i++)
+        for (size_t i = 0; i < json_array_size(types); i++)
             TRY(one_of(r, "mlp_layer_types", types, i, "dense", "sparse", &s->layer_dense[i]));
         return 0;
     }
@@ -214,13 +287,21 @@ static int read_mlp_layers(const Reader *r) {
     return 0;
 }
 
+static int index_by_list(const Reader *r, const json_t *types) {
+    for (size_t i = 0; i < json_array_size(types); i++)
+        TRY(one_of(r, "indexer_types", types, i, "full", "shared", &r->s->layer_has_index[i]));
+    return 0;
+}
+
 static int index_by_pattern(const Reader *r, const json_t *pattern) {
-    const char *p = json_string_value(pattern);
     Shape *s = r->s;
-    if (!p || strlen(p) < (size_t)s->n_layers || strspn(p, "FS") != strlen(p))
-        return err_set(r->err, E_FORMAT,
-                       "config.json: index_topk_pattern: expected %d letters F or S", s->n_layers);
-    for (int i = 0; i < s->n_layers; i++)
+    const char *p = json_is_string(pattern) ? json_string_value(pattern) : "";
+    size_t n = strlen(p), layers = (size_t)s->n_layers;
+    char expected[64];
+    snprintf(expected, sizeof expected, "%zu letters F or S", layers);
+    if ((n != layers && n != layers + (size_t)s->n_mtp) || strspn(p, "FS") != n)
+        return refuse(r, E_FORMAT, "index_topk_pattern", pattern, expected);
+    for (size_t i = 0; i < n; i++)
         s->layer_has_index[i] = p[i] == 'F';
     return 0;
 }
@@ -238,21 +319,18 @@ static int index_by_formula(const Reader *r) {
 }
 
 /* Which layers own an indexer: the explicit list is the best authority, then the pattern, then the
- * formula. */
+ * formula. The MTP layer owns one whatever they say. */
 static int read_index_layers(const Reader *r) {
     Shape *s = r->s;
     const json_t *types, *pattern = field(r, "index_topk_pattern");
     TRY(list_of(r, "indexer_types", &types));
-    if (types)
-        for (int i = 0; i < s->n_layers; i++)
-            TRY(one_of(r, "indexer_types", types, i, "full", "shared", &s->layer_has_index[i]));
-    else if (pattern)
-        TRY(index_by_pattern(r, pattern));
-    else
-        TRY(index_by_formula(r));
+    TRY(types     ? index_by_list(r, types)
+        : pattern ? index_by_pattern(r, pattern)
+                  : index_by_formula(r));
     if (!s->layer_has_index[0])
         return err_set(r->err, E_UNSUPPORTED,
-                       "config.json: indexer_types: the first layer has no indexer to share");
+                       "%s: the first layer shares an indexer, but there is none before it",
+                       types ? "indexer_types" : "index_topk_pattern");
     for (int i = 0; i < s->n_mtp; i++)
         s->layer_has_index[s->n_layers + i] = true;
     int slot = 0;
@@ -264,33 +342,34 @@ static int read_index_layers(const Reader *r) {
     return 0;
 }
 
-static int read_layer_types(const Reader *r) {
+static int check_layer_types(const Reader *r) {
     const json_t *types;
     TRY(list_of(r, "layer_types", &types));
-    for (size_t i = 0; types && i < json_array_size(types); i++) {
-        const char *v = json_string_value(json_array_get(types, i));
-        if (!v || strcmp(v, "deepseek_sparse_attention"))
-            return err_set(r->err, E_UNSUPPORTED,
-                           "config.json: layer_types[%zu]: only \"deepseek_sparse_attention\" is "
-                           "supported, found \"%s\"",
-                           i, v ? v : "another type");
+    for (size_t i = 0; i < json_array_size(types); i++) {
+        const json_t *v = json_array_get(types, i);
+        char where[64];
+        snprintf(where, sizeof where, "layer_types[%zu]", i);
+        if (!json_is_string(v) || strcmp(json_string_value(v), "deepseek_sparse_attention"))
+            return refuse(r, E_UNSUPPORTED, where, v, "\"deepseek_sparse_attention\"");
     }
     return 0;
 }
 
+/* One token id or a list of them. */
 static int read_eos(const Reader *r) {
     const json_t *v = field(r, "eos_token_id");
     Shape *s = r->s;
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
-    if (!v || n < 1 || n > SHAPE_MAX_EOS)
-        return err_set(r->err, E_FORMAT, "config.json: eos_token_id: expected 1 to %d token ids",
-                       SHAPE_MAX_EOS);
+    if (!v)
+        return missing(r, "eos_token_id");
+    if (n < 1 || n > SHAPE_MAX_EOS)
+        return err_set(r->err, E_UNSUPPORTED, "eos_token_id: expected 1 to %d token ids, found %zu",
+                       SHAPE_MAX_EOS, n);
     for (size_t i = 0; i < n; i++) {
         const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
         if (!json_is_integer(id) || json_integer_value(id) < 0 ||
             json_integer_value(id) >= s->vocab)
-            return err_set(r->err, E_FORMAT,
-                           "config.json: eos_token_id: expected ids below vocab_size %d", s->vocab);
+            return refuse(r, E_FORMAT, "eos_token_id", id, "token ids below vocab_size");
         s->eos[s->n_eos++] = (int)json_integer_value(id);
     }
     return 0;
@@ -299,19 +378,23 @@ static int read_eos(const Reader *r) {
 static int read_all(const Reader *r) {
     TRY(read_kind(r));
     TRY(read_dims(r));
+    TRY(read_moe_dims(r));
     TRY(read_rope(r));
     TRY(check_dims(r));
     TRY(read_mlp_layers(r));
     TRY(read_index_layers(r));
-    TRY(read_layer_types(r));
+    TRY(check_layer_types(r));
     return read_eos(r);
 }
 
-static int from_json(Shape *out, json_t *root, Err *err) {
+static int parse(Shape *out, const char *json, size_t len, Err *err) {
+    json_error_t je;
+    json_t *root = json_loadb(json, len, JSON_REJECT_DUPLICATES, &je);
+    if (!root)
+        return err_set(err, E_FORMAT, "line %d: %s", je.line, je.text);
     Shape s = {0};
     Reader r = {root, &s, err};
-    int rc = json_is_object(root) ? read_all(&r)
-                                  : err_set(err, E_FORMAT, "config.json: expected an object");
+    int rc = json_is_object(root) ? read_all(&r) : err_set(err, E_FORMAT, "expected a JSON object");
     json_decref(root);
     if (rc == 0)
         *out = s;
@@ -319,36 +402,44 @@ static int from_json(Shape *out, json_t *root, Err *err) {
 }
 
 int shape_parse(Shape *out, const char *json, size_t len, Err *err) {
-    json_error_t je;
-    if (len > CONFIG_MAX_BYTES)
-        return err_set(err, E_LIMIT, "config.json: larger than %d bytes", CONFIG_MAX_BYTES);
-    json_t *root = json_loadb(json, len, JSON_REJECT_DUPLICATES, &je);
-    if (!root)
-        return err_set(err, E_FORMAT, "config.json: line %d: %s", je.line, je.text);
-    return from_json(out, root, err);
+    int rc = parse(out, json, len, err);
+    return rc ? err_wrap(err, "config.json") : 0;
 }
 
 int shape_load(Shape *out, const char *path, Err *err) {
-    json_error_t je;
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
-    if (!root)
-        return je.line > 0 ? err_set(err, E_FORMAT, "%s: line %d: %s", path, je.line, je.text)
-                           : err_set(err, E_IO, "%s: %s", path, je.text);
-    int rc = from_json(out, root, err);
-    return rc ? err_wrap(err, "%s", path) : 0;
+    FILE *f = fopen(path, "rbe");
+    if (!f)
+        return err_set(err, E_IO, "cannot open %s: %s", path, strerror(errno));
+    char *text = xmalloc(CONFIG_MAX_BYTES + 1);
+    size_t len = fread(text, 1, CONFIG_MAX_BYTES + 1, f);
+    int rc;
+    if (ferror(f))
+        rc = err_set(err, E_IO, "cannot read %s: %s", path, strerror(errno));
+    else if (len > CONFIG_MAX_BYTES)
+        rc = err_set(err, E_LIMIT, "%s: larger than %d bytes", path, CONFIG_MAX_BYTES);
+    else
+        rc = parse(out, text, len, err) ? err_wrap(err, "%s", path) : 0;
+    fclose(f);
+    free(text);
+    return rc;
 }
 
-static int divides(int n, int tp, const char *what, Err *err) {
+/* Each rank's share of `n` is whole, and a multiple of `unit`. */
+static int divides(int n, int tp, int unit, const char *what, Err *err) {
     if (n % tp)
         return err_set(err, E_UNSUPPORTED, "tp %d does not divide %s %d", tp, what, n);
+    if (n / tp % unit)
+        return err_set(err, E_UNSUPPORTED, "tp %d cuts %s %d into %d, which is no multiple of %d",
+                       tp, what, n, n / tp, unit);
     return 0;
 }
 
 int shape_check_tp(const Shape *s, int tp, Err *err) {
     if (tp < 1)
         return err_set(err, E_INVAL, "tp %d: expected at least 1", tp);
-    TRY(divides(s->n_heads, tp, "num_attention_heads", err));
-    TRY(divides(s->dense_inner, tp, "intermediate_size", err));
-    TRY(divides(s->moe_inner, tp, "moe_intermediate_size", err));
-    return divides(s->vocab, tp, "vocab_size", err);
+    TRY(divides(s->n_heads, tp, 1, "num_attention_heads", err));
+    TRY(divides(s->n_heads * s->v_dim, tp, NVFP4_GROUP, "num_attention_heads * v_head_dim", err));
+    TRY(divides(s->dense_inner, tp, NVFP4_GROUP, "intermediate_size", err));
+    TRY(divides(s->moe_inner, tp, NVFP4_GROUP, "moe_intermediate_size", err));
+    return divides(s->vocab, tp, 1, "vocab_size", err);
 }

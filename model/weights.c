@@ -17,6 +17,8 @@
 
 enum { SAMPLE_BYTES = 4096 };
 
+#define INDEX "model.safetensors.index.json"
+
 typedef struct File {
     char *name;
     uint8_t *map;
@@ -77,11 +79,10 @@ static int map_file(File *f, const char *path, Err *err) {
 
 static int add_file(Weights *w, const char *dir, const char *name, Err *err) {
     char path[PATH_MAX];
-    if (strchr(name, '/') || !strcmp(name, "..") ||
-        snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
-        return err_set(err, E_FORMAT,
-                       "model.safetensors.index.json: file name \"%.100s\": expected a plain name",
-                       name);
+    if (!*name || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
+        return err_set(err, E_FORMAT, INDEX ": file \"%.100s\": expected a plain name", name);
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
+        return err_set(err, E_LIMIT, INDEX ": file \"%.100s...\": name too long", name);
     w->file = xrealloc(w->file, (size_t)(w->n_files + 1) * sizeof *w->file);
     File *f = &w->file[w->n_files++];
     *f = (File){.name = xstrdup(name)};
@@ -120,33 +121,33 @@ static const Entry *find_entry(const Weights *w, const char *name) {
                         : NULL;
 }
 
-/* Opens every file that the index names. Files are few, so a linear search per tensor stays cheap
- * next to reading their headers. */
-static int open_shards(Weights *w, const char *dir, const json_t *map, Err *err) {
-    const char *name;
+/* Opens every file that the index names, each once. Neighbours in the index mostly share a file. */
+static int open_shards(Weights *w, const char *dir, json_t *map, Err *err) {
+    const char *name, *last = NULL;
     json_t *file;
-    json_object_foreach((json_t *)map, name, file) {
-        if (!json_is_string(file))
-            return err_set(err, E_FORMAT,
-                           "model.safetensors.index.json: %.100s: expected a file name", name);
-        if (find_file(w, json_string_value(file)) < 0) {
-            int rc = add_file(w, dir, json_string_value(file), err);
-            if (rc)
-                return rc;
-        }
+    json_object_foreach(map, name, file) {
+        const char *f = json_string_value(file);
+        if (!f)
+            return err_set(err, E_FORMAT, INDEX ": %.100s: expected a file name", name);
+        if (last && !strcmp(f, last))
+            continue;
+        int rc = find_file(w, f) < 0 ? add_file(w, dir, f, err) : 0;
+        if (rc)
+            return rc;
+        last = f;
     }
     return 0;
 }
 
 /* Every tensor of the index stands where the index says, and the files hold no others. */
-static int check_index(const Weights *w, const json_t *map, Err *err) {
+static int check_index(const Weights *w, json_t *map, Err *err) {
     const char *name;
     json_t *file;
-    json_object_foreach((json_t *)map, name, file) {
+    json_object_foreach(map, name, file) {
         const Entry *e = find_entry(w, name);
         if (!e || strcmp(w->file[e->file].name, json_string_value(file)))
-            return err_set(err, E_MISMATCH, "model.safetensors.index.json: %.100s is not in %s",
-                           name, json_string_value(file));
+            return err_set(err, E_MISMATCH, INDEX ": %.200s is not in %.100s", name,
+                           json_string_value(file));
     }
     for (int i = 0; i < w->n_entries; i++)
         if (!json_object_get(map, w->entry[i].t.name))
@@ -159,8 +160,9 @@ static int open_indexed(Weights *w, const char *dir, const char *path, Err *err)
     json_error_t je;
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &je);
     if (!root)
-        return err_set(err, E_FORMAT, "%s: line %d: %s", path, je.line, je.text);
-    const json_t *map = json_object_get(root, "weight_map");
+        return je.line > 0 ? err_set(err, E_FORMAT, "%s: line %d: %s", path, je.line, je.text)
+                           : err_set(err, E_IO, "%s: %s", path, je.text);
+    json_t *map = json_object_get(root, "weight_map");
     int rc = json_is_object(map)
                  ? open_shards(w, dir, map, err)
                  : err_set(err, E_FORMAT, "%s: weight_map: expected an object", path);
@@ -174,7 +176,7 @@ static int open_indexed(Weights *w, const char *dir, const char *path, Err *err)
 
 static int open_files(Weights *w, const char *dir, Err *err) {
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir);
+    snprintf(path, sizeof path, "%s/" INDEX, dir);
     if (access(path, F_OK) == 0)
         return open_indexed(w, dir, path, err);
     int rc = add_file(w, dir, "model.safetensors", err);
@@ -183,21 +185,61 @@ static int open_files(Weights *w, const char *dir, Err *err) {
 
 /* ---- fingerprint ---- */
 
+/* Field by field: padding and the layout of the struct do not count. */
+static void hash_shape(XXH3_state_t *h, const Shape *s) {
+    const int32_t n[] = {
+        s->n_layers,       s->n_mtp,       s->hidden,      s->vocab,     s->max_positions,
+        s->n_heads,        s->q_lora,      s->kv_lora,     s->nope,      s->rope,
+        s->v_dim,          s->dense_inner, s->moe_inner,   s->n_experts, s->n_active,
+        s->n_shared,       s->norm_topk,   s->index_heads, s->index_dim, s->index_topk,
+        s->n_index_layers, s->n_eos,
+    };
+    const float x[] = {s->eps, s->rope_theta, s->routed_scale};
+    XXH3_64bits_update(h, n, sizeof n);
+    XXH3_64bits_update(h, x, sizeof x);
+    XXH3_64bits_update(h, s->eos, (size_t)s->n_eos * sizeof *s->eos);
+    for (int i = 0; i < s->n_layers + s->n_mtp; i++) {
+        const uint8_t layer[] = {s->layer_dense[i], s->layer_has_index[i]};
+        XXH3_64bits_update(h, layer, sizeof layer);
+    }
+}
+
+/* The bytes of one end of a tensor that the fingerprint reads. */
+static size_t sample_bytes(const WeightsTensor *t) {
+    return t->bytes < SAMPLE_BYTES ? t->bytes : SAMPLE_BYTES;
+}
+
+/* Asks the system to read all samples ahead, so that storage works on many at a time. */
+static void fetch_samples(const Weights *w) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int i = 0; i < w->n_entries; i++) {
+        const WeightsTensor *t = &w->entry[i].t;
+        size_t n = sample_bytes(t);
+        const uint8_t *at[] = {t->data, t->data + t->bytes - n};
+        for (int k = 0; k < (t->bytes > SAMPLE_BYTES ? 2 : 1) && n > 0; k++) {
+            size_t past = (uintptr_t)at[k] % page;
+            madvise((void *)(at[k] - past), n + past, MADV_WILLNEED);
+        }
+    }
+}
+
 static void hash_tensor(XXH3_state_t *h, const WeightsTensor *t) {
-    size_t n = t->bytes < SAMPLE_BYTES ? t->bytes : SAMPLE_BYTES;
+    size_t n = sample_bytes(t);
     XXH3_64bits_update(h, t->name, strlen(t->name) + 1);
     XXH3_64bits_update(h, t->dtype, strlen(t->dtype) + 1);
-    XXH3_64bits_update(h, t->dim, sizeof t->dim);
+    XXH3_64bits_update(h, &t->n_dims, sizeof t->n_dims);
+    XXH3_64bits_update(h, t->dim, (size_t)t->n_dims * sizeof *t->dim);
     XXH3_64bits_update(h, t->data, n);
     XXH3_64bits_update(h, t->data + t->bytes - n, n);
 }
 
+/* Never 0. */
 static uint64_t hash_all(const Weights *w) {
     XXH3_state_t *h = XXH3_createState();
     CHECK(h);
     XXH3_64bits_reset(h);
-    XXH3_64bits_update(h, &w->shape,
-                       sizeof w->shape); /* zeroed before it was filled: padding is equal */
+    hash_shape(h, &w->shape);
+    fetch_samples(w);
     for (int i = 0; i < w->n_entries; i++)
         hash_tensor(h, &w->entry[i].t);
     uint64_t sum = XXH3_64bits_digest(h);
@@ -264,59 +306,89 @@ static const WeightsTensor *find_suffixed(const Weights *w, const char *name, co
     return weights_find(w, full);
 }
 
-static bool is(const WeightsTensor *t, const char *dtype, int n_dims, int64_t d0, int64_t d1) {
-    return t && !strcmp(t->dtype, dtype) && t->n_dims == n_dims &&
-           (n_dims < 1 || t->dim[0] == d0) && (n_dims < 2 || t->dim[1] == d1);
+static bool is_2d(const WeightsTensor *t, const char *dtype, int64_t rows, int64_t cols) {
+    return t && !strcmp(t->dtype, dtype) && t->n_dims == 2 && t->dim[0] == rows &&
+           t->dim[1] == cols;
 }
 
-static int wrong(const char *name, const WeightsTensor *t, const char *dtype, int64_t rows,
-                 int64_t cols, Err *err) {
+/* "BF16 [256, 512]" */
+static void describe(const WeightsTensor *t, char *out, size_t size) {
+    int n = snprintf(out, size, "%s [", t->dtype);
+    for (int i = 0; i < t->n_dims; i++)
+        n += snprintf(out + n, size - (size_t)n, "%s%lld", i ? ", " : "", (long long)t->dim[i]);
+    snprintf(out + n, size - (size_t)n, "]");
+}
+
+/* Says that name + suffix should be as `expected` says, but is t. */
+static int refuse(Err *err, int code, const char *name, const char *suffix, const WeightsTensor *t,
+                  const char *expected) {
+    char found[128];
     if (!t)
-        return err_set(err, E_NOTFOUND, "%s: not in the checkpoint, expected %s [%lld, %lld]", name,
-                       dtype, (long long)rows, (long long)cols);
-    return err_set(
-        err, E_MISMATCH, "%s: expected %s [%lld, %lld], found %s with %d dimensions [%lld, %lld]",
-        name, dtype, (long long)rows, (long long)cols, t->dtype, t->n_dims,
-        (long long)(t->n_dims > 0 ? t->dim[0] : 1), (long long)(t->n_dims > 1 ? t->dim[1] : 1));
+        return err_set(err, E_NOTFOUND, "%s%s is not in the checkpoint, expected %s", name, suffix,
+                       expected);
+    describe(t, found, sizeof found);
+    return err_set(err, code, "%s%s: expected %s, found %s", name, suffix, expected, found);
+}
+
+static int refuse_2d(Err *err, const char *name, const char *suffix, const WeightsTensor *t,
+                     const char *dtype, int64_t rows, int64_t cols) {
+    char expected[96];
+    snprintf(expected, sizeof expected, "%s [%lld, %lld]", dtype, (long long)rows, (long long)cols);
+    return refuse(err, E_MISMATCH, name, suffix, t, expected);
 }
 
 static int with_f8_scale(const Weights *w, const char *name, MatView *v, Err *err) {
-    int64_t sr = (v->rows + F8_BLOCK - 1) / F8_BLOCK, sc = (v->cols + F8_BLOCK - 1) / F8_BLOCK;
+    int64_t rows = ((int64_t)v->rows + F8_BLOCK - 1) / F8_BLOCK,
+            cols = ((int64_t)v->cols + F8_BLOCK - 1) / F8_BLOCK;
     const WeightsTensor *s = find_suffixed(w, name, ".weight_scale_inv");
-    if (!is(s, "F32", 2, sr, sc))
-        return wrong(name, s, "weight_scale_inv F32", sr, sc, err);
+    if (!is_2d(s, "F32", rows, cols))
+        return refuse_2d(err, name, ".weight_scale_inv", s, "F32", rows, cols);
     v->scale = s->data;
-    v->scale_cols = (int)sc;
+    v->scale_cols = (int)cols;
     return 0;
 }
 
 static int with_nvfp4_scale(const Weights *w, const char *name, MatView *v, Err *err) {
     const WeightsTensor *s = find_suffixed(w, name, ".weight_scale"),
                         *s2 = find_suffixed(w, name, ".weight_scale_2");
+    int cols = v->cols / NVFP4_GROUP;
     if (v->cols % NVFP4_GROUP)
-        return err_set(err, E_UNSUPPORTED, "%s: %d columns do not fill groups of %d", name, v->cols,
-                       NVFP4_GROUP);
-    if (!is(s, "F8_E4M3", 2, v->rows, v->cols / NVFP4_GROUP))
-        return wrong(name, s, "weight_scale F8_E4M3", v->rows, v->cols / NVFP4_GROUP, err);
-    if (!is(s2, "F32", 0, 0, 0) && !is(s2, "F32", 1, 1, 0))
-        return wrong(name, s2, "weight_scale_2 F32", 1, 1, err);
+        return err_set(err, E_UNSUPPORTED, "%s.weight: %d packed columns do not fill groups of %d",
+                       name, v->cols, NVFP4_GROUP);
+    if (!is_2d(s, "F8_E4M3", v->rows, cols))
+        return refuse_2d(err, name, ".weight_scale", s, "F8_E4M3", v->rows, cols);
+    if (!s2 || strcmp(s2->dtype, "F32") || s2->n_dims > 1 || s2->bytes != 4)
+        return refuse(err, E_MISMATCH, name, ".weight_scale_2", s2, "F32 [] or [1]");
     v->scale = s->data;
-    v->scale_cols = v->cols / NVFP4_GROUP;
+    v->scale_cols = cols;
     memcpy(&v->scale2, s2->data, 4);
     return 0;
+}
+
+/* Stored dtypes of matrices. */
+static const struct {
+    const char *name;
+    Dtype dtype;
+} MAT_DTYPE[] = {{"BF16", DT_BF16}, {"F32", DT_F32}, {"F8_E4M3", DT_F8E4M3}, {"U8", DT_NVFP4}};
+
+static int mat_dtype(const WeightsTensor *t, Dtype *out) {
+    for (size_t i = 0; i < sizeof MAT_DTYPE / sizeof *MAT_DTYPE; i++)
+        if (!strcmp(MAT_DTYPE[i].name, t->dtype)) {
+            *out = MAT_DTYPE[i].dtype;
+            return 0;
+        }
+    return E_UNSUPPORTED;
 }
 
 int weights_matrix(const Weights *w, const char *name, int rows, int cols, MatView *out, Err *err) {
     const WeightsTensor *t = find_suffixed(w, name, ".weight");
     MatView v = {.rows = rows, .cols = cols};
-    bool packed = is(t, "U8", 2, rows, cols / 2) && cols % 2 == 0;
-    if (!packed && !is(t, "BF16", 2, rows, cols) && !is(t, "F32", 2, rows, cols) &&
-        !is(t, "F8_E4M3", 2, rows, cols))
-        return wrong(name, t, "weight BF16, F32, F8_E4M3 or packed U8", rows, cols, err);
-    v.dtype = packed                      ? DT_NVFP4
-              : !strcmp(t->dtype, "BF16") ? DT_BF16
-              : !strcmp(t->dtype, "F32")  ? DT_F32
-                                          : DT_F8E4M3;
+    if (!t || mat_dtype(t, &v.dtype))
+        return refuse(err, E_UNSUPPORTED, name, ".weight", t,
+                      "BF16, F32, F8_E4M3 or (packed e2m1) U8");
+    int stored_cols = v.dtype == DT_NVFP4 ? cols / 2 : cols;
+    if (!is_2d(t, t->dtype, rows, stored_cols))
+        return refuse_2d(err, name, ".weight", t, t->dtype, rows, stored_cols);
     v.data = t->data;
     v.row_bytes = dtype_row_bytes(v.dtype, cols);
     int rc = v.dtype == DT_F8E4M3  ? with_f8_scale(w, name, &v, err)
@@ -329,16 +401,14 @@ int weights_matrix(const Weights *w, const char *name, int rows, int cols, MatVi
 
 int weights_vector(const Weights *w, const char *name, int n, float *out, Err *err) {
     const WeightsTensor *t = weights_find(w, name);
-    if (is(t, "F32", 1, n, 0)) {
-        memcpy(out, t->data, (size_t)n * sizeof *out);
-        return 0;
-    }
-    if (!is(t, "BF16", 1, n, 0))
-        return wrong(name, t, "BF16 or F32", n, 1, err);
-    for (int i = 0; i < n; i++) {
-        uint16_t v;
-        memcpy(&v, t->data + 2 * i, 2);
-        out[i] = bf16_to_f32(v);
-    }
+    bool bf16 = t && !strcmp(t->dtype, "BF16"), f32 = t && !strcmp(t->dtype, "F32");
+    char expected[64];
+    snprintf(expected, sizeof expected, "BF16 or F32 [%d]", n);
+    if (!bf16 && !f32)
+        return refuse(err, E_UNSUPPORTED, name, "", t, expected);
+    if (t->n_dims != 1 || t->dim[0] != n)
+        return refuse(err, E_MISMATCH, name, "", t, expected);
+    MatView v = {.dtype = bf16 ? DT_BF16 : DT_F32, .rows = 1, .cols = n, .data = t->data};
+    mat_row_f32(&v, 0, out);
     return 0;
 }
