@@ -196,6 +196,7 @@ static void host_batch_set(Dev *d, const OpsBatch *b) {
     CHECK(b->n_tok >= 1 && b->n_tok <= d->conf.max_rows);
     CHECK(b->n_seq >= 1 && b->n_seq <= d->conf.max_seqs);
     int stride = d->batch.page_stride;
+    d->rope.n_tok = 0;
     int used = b->page_stride < stride ? b->page_stride : stride;
     memcpy(d->token, b->token, (size_t)b->n_tok * sizeof(int32_t));
     memcpy(d->pos, b->pos, (size_t)b->n_tok * sizeof(int32_t));

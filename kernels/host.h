@@ -23,18 +23,28 @@ typedef struct HostGroup {
     int n_open;       /* Devs left; the last one to close frees the group */
 } HostGroup;
 
+/* Rotation angles of the current batch, kept between operations of a step. */
+typedef struct HostRope {
+    float *cs; /* [max_rows, dim]: cos and sin of each pair */
+    int n_tok; /* rows that are filled for the current batch; 0 after batch_set */
+    int dim;
+    float theta;
+} HostRope;
+
 struct Dev {
     const Ops *ops;
     HostGroup *group;
     int rank;
     DevConf conf;
-    HostPool *pool;
+    HostPool *pool; /* cpu/ only, like the next two */
+    const struct Kern *kern;
+    HostRope rope;
     unsigned n_reduced; /* all_reduce calls so far: picks the stage */
     KvLayout kv;
     uint8_t *kv_pool;
     OpsBatch batch; /* points into the arrays below */
     int32_t *token, *pos, *seq, *page_table;
-    float *scratch; /* backend's own */
+    float *scratch; /* of the backend: scratch_len numbers for each thread */
     size_t scratch_len;
 };
 
