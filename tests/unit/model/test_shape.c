@@ -469,7 +469,9 @@ static void test_large_matrices(void **state) {
          "num_attention_heads * (qk_nope_head_dim + qk_rope_head_dim) * q_lora_rank is "
          "17179869184"},
         {"qk_nope_head_dim", "8", NULL},
-        {"v_head_dim", "4096", "num_attention_heads * v_head_dim * hidden_size is 25769803776"},
+        {"v_head_dim", "4096",
+         "num_attention_heads * (qk_nope_head_dim + v_head_dim) * kv_lora_rank is 2248146944"},
+        {"v_head_dim", "3900", "num_attention_heads * v_head_dim * hidden_size is 24536678400"},
     };
     for (size_t i = 0; i < COUNT(large); i++) {
         Shape s;
