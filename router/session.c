@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "router/failure.h"
 #include "router/session_stat.h"
 
 #include <inttypes.h>
@@ -129,13 +130,6 @@ static void session_too_slow(Session *s) {
 
 /* ---- attempts ---- */
 
-static ApiError unavailable(const char *code, const char *message, int64_t retry_after_ms) {
-    ApiError e;
-    api_refuse(&e, 503, "server_error", code, NULL, "%s", message);
-    e.retry_after_ms = retry_after_ms;
-    return e;
-}
-
 /* Ends the attempt and makes another, once, when nothing was sent and again is set; else ends the
  * session with *e. A pair may come back within wait_ms. */
 static void attempt_failed(Session *s, const ApiError *e, bool again, int64_t wait_ms) {
@@ -178,7 +172,8 @@ static void attempt_start(Session *s) {
     uint32_t n_prompt = (uint32_t)s->req->n_ids;
     if (!all->port.pick(all->port.arg, n_prompt, n_prompt + s->req->sampling.max_tokens,
                         s->not_prefill, s->not_decode, &prefill, &decode)) {
-        ApiError e = unavailable("not_ready", "no prefill and decode can serve this now", 1000);
+        ApiError e =
+            failure_unavailable("not_ready", "no prefill and decode can serve this now", 1000);
         if (s->state != ST_WAIT)
             session_fail(s, &e);
         return;
@@ -187,7 +182,7 @@ static void attempt_start(Session *s) {
     s->attempt = attempt_new(&all->attempts, prefill, decode, s);
     if (attempt_reserve(&all->attempts, s->attempt, s->req, left_ms(s), &err)) {
         attempt_decode_over(s->attempt, true); /* it never heard of it */
-        ApiError e = unavailable("no_capacity", "decode does not take messages now", 1000);
+        ApiError e = failure_unavailable("no_capacity", "decode does not take messages now", 1000);
         s->not_decode = decode;
         attempt_failed(s, &e, true, 0);
         return;
@@ -203,7 +198,7 @@ Session *session_new(Sessions *all, bool chat, const char *body, size_t len, con
                      const SessionOut *out) {
     ApiError e = {0};
     if (all->draining) {
-        e = unavailable("draining", "this server is shutting down", 1000);
+        e = failure_unavailable("draining", "this server is shutting down", 1000);
     } else if (all->n >= all->limits.max_requests) {
         api_refuse(&e, 429, "rate_limit_error", "no_capacity", NULL,
                    "%d requests are being served already", all->n);
@@ -257,40 +252,6 @@ void session_on_parsed(Session *s, ApiReq *req, const ApiError *error) {
 
 /* ---- from the peers ---- */
 
-static ApiError from_failed(const Baton__Failed *f, const char *who) {
-    static const struct {
-        Baton__FailCode code;
-        int status;
-        const char *type, *name;
-    } known[] = {
-        {BATON__FAIL_CODE__FAIL_BUSY, 429, "rate_limit_error", "no_capacity"},
-        {BATON__FAIL_CODE__FAIL_DRAINING, 503, "server_error", "draining"},
-        {BATON__FAIL_CODE__FAIL_INVALID, 400, "invalid_request_error", "invalid_value"},
-        {BATON__FAIL_CODE__FAIL_TRANSFER, 503, "server_error", "transfer_failed"},
-        {BATON__FAIL_CODE__FAIL_EXPERT, 503, "server_error", "expert_failed"},
-        {BATON__FAIL_CODE__FAIL_DEADLINE, 504, "server_error", "timeout"},
-        {BATON__FAIL_CODE__FAIL_MISMATCH, 503, "server_error", "mismatch"},
-    };
-    ApiError e;
-    const char *why = f->reason && *f->reason ? f->reason : "no reason given";
-    api_refuse(&e, 500, "server_error", "internal_error", NULL, "%s: %s", who, why);
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (known[i].code != f->code)
-            continue;
-        e.status = known[i].status;
-        e.type = known[i].type;
-        e.code = known[i].name;
-    }
-    if (e.status == 429 || e.status == 503)
-        e.retry_after_ms = f->retry_after_ms ? f->retry_after_ms : 1000;
-    return e;
-}
-
-/* Whether another attempt can help. */
-static bool worth_again(Baton__FailCode code) {
-    return code != BATON__FAIL_CODE__FAIL_INVALID && code != BATON__FAIL_CODE__FAIL_DEADLINE;
-}
-
 static void on_failed(Sessions *all, Peer *peer, const Baton__Failed *f) {
     Attempt *a = attempt_find(&all->attempts, f->request);
     if (!a)
@@ -311,13 +272,13 @@ static void on_failed(Sessions *all, Peer *peer, const Baton__Failed *f) {
         attempt_quiet(&all->attempts, a);
     if (!over)
         return;
-    ApiError e = from_failed(f, decode ? "decode" : "prefill");
+    ApiError e = failure_of(f, decode ? "decode" : "prefill");
     /* A damaged transfer deserves another try by the same two; anything else another instance. */
     if (f->code != BATON__FAIL_CODE__FAIL_TRANSFER) {
         s->not_decode = decode ? peer : NULL;
         s->not_prefill = decode ? NULL : peer;
     }
-    attempt_failed(s, &e, worth_again(f->code), 0);
+    attempt_failed(s, &e, failure_worth_again(f->code), 0);
 }
 
 static void on_grant(Sessions *all, Peer *peer, Baton__Grant *grant) {
@@ -328,7 +289,7 @@ static void on_grant(Sessions *all, Peer *peer, Baton__Grant *grant) {
         return; /* late, or twice */
     if (attempt_prefill(&all->attempts, a, s->req, grant, left_ms(s), &err)) {
         s->not_prefill = a->prefill;
-        ApiError e = unavailable("no_capacity", "prefill does not take messages now", 1000);
+        ApiError e = failure_unavailable("no_capacity", "prefill does not take messages now", 1000);
         attempt_failed(s, &e, true, 0);
         return;
     }
@@ -425,7 +386,8 @@ static void on_lost(void *arg, Attempt *a, bool decode) {
     (void)arg;
     if (!decode && s->state == ST_STREAM) /* prefill has done its part */
         return;
-    ApiError e = unavailable("peer_lost", decode ? "decode was lost" : "prefill was lost", 1000);
+    ApiError e =
+        failure_unavailable("peer_lost", decode ? "decode was lost" : "prefill was lost", 1000);
     attempt_failed(s, &e, true, s->all->limits.retry_wait_ms);
 }
 
@@ -534,7 +496,7 @@ bool sessions_draining(const Sessions *all) {
 }
 
 void sessions_abort(Sessions *all) {
-    ApiError e = unavailable("draining", "this server is shutting down", 1000);
+    ApiError e = failure_unavailable("draining", "this server is shutting down", 1000);
     while (all->list)
         session_fail(all->list, &e);
 }
