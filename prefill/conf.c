@@ -1,0 +1,45 @@
+/* See conf.h. */
+#include "prefill/conf.h"
+
+static const ConfOpt OPTIONS[] = {
+    ENGINE_CONF_ROWS(PrefillOpts, engine),
+    SERVICE_CONF_ROWS(PrefillOpts, service, "prefill-0", "tcp://127.0.0.1:7101", "9101"),
+    {.section = "sched",
+     .key = "step_tokens",
+     .type = CONF_INT,
+     .def = "512",
+     .min = 1,
+     .max = 65536,
+     .help = "Prompt tokens that one step computes, of one request or of several.",
+     .offset = offsetof(PrefillOpts, step_tokens)},
+    {.section = "sched",
+     .key = "max_running",
+     .type = CONF_INT,
+     .def = "16",
+     .min = 1,
+     .max = 1024,
+     .help = "Requests that may hold pages at once.",
+     .offset = offsetof(PrefillOpts, max_running)},
+    {.section = "sched",
+     .key = "max_waiting",
+     .type = CONF_INT,
+     .def = "256",
+     .min = 1,
+     .max = 65536,
+     .help = "Requests at once, those that have not begun included; more are refused.",
+     .offset = offsetof(PrefillOpts, max_waiting)},
+    {.section = "sched",
+     .key = "patience_ms",
+     .type = CONF_MS,
+     .def = "1s",
+     .max = 3600000,
+     .help = "Short prompts overtake long ones, but none that has waited longer than this.",
+     .offset = offsetof(PrefillOpts, patience_ms)},
+    {0},
+};
+
+const ConfTable PREFILL_CONF = {
+    .program = "baton-prefill",
+    .about = "computes prompts and writes their KV into the pages of a decode",
+    .opts = OPTIONS,
+};
