@@ -8,6 +8,7 @@
 #include "base/stat.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,7 @@ struct Serve {
     pthread_t worker;
     Call *open; /* calls not yet answered */
     int n_open;
+    _Atomic int64_t busy_since_ms; /* worker: begin of the call being computed, 0 between calls */
     StatCounter *calls, *refused, *rows;
     StatHist *wait_s, *compute_s;
 };
@@ -44,8 +46,10 @@ static void *worker_main(void *arg) {
     Serve *s = arg;
     for (Call *c; (c = queue_pop(s->queue, -1));) {
         int64_t begin = clock_now_us();
+        atomic_store(&s->busy_since_ms, begin / 1000);
         store_compute(s->store, c->layer, c->n, c->k, c->x, c->expert, c->weight, c->y);
         c->compute_us = clock_now_us() - begin;
+        atomic_store(&s->busy_since_ms, 0);
         stat_observe(s->wait_s, (double)(begin - c->arrived_us) * 1e-6);
         stat_observe(s->compute_s, (double)c->compute_us * 1e-6);
         CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE of them */
@@ -186,6 +190,11 @@ void serve_on_gone(Serve *s, BusPeer *peer) {
 
 int serve_n_waiting(const Serve *s) {
     return s->n_open;
+}
+
+bool serve_alive(const Serve *s) {
+    int64_t since = atomic_load(&s->busy_since_ms);
+    return since == 0 || clock_now_ms() - since < SERVE_STUCK_MS;
 }
 
 int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,

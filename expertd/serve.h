@@ -9,14 +9,15 @@
 #include "expertd/store.h"
 #include "proto/bus.h"
 
-enum { SERVE_QUEUE = 256 };
+enum { SERVE_QUEUE = 256, SERVE_STUCK_MS = 30000 };
 
 typedef struct Serve Serve;
 
 /* Starts the worker. store must outlive it. */
 int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,
                uint64_t generation, Err *err);
-/* Waits for the call being computed, drops the others. No answer is sent afterwards. */
+/* Waits for the call being computed, drops the others. After the loop has ended: what it still
+ * holds of the worker's posts is never run. */
 void serve_close(Serve *s);
 
 /* For BusCallbacks.on_message and on_event of the daemon's server. */
@@ -24,4 +25,7 @@ void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const
                       size_t blob_len);
 void serve_on_gone(Serve *s, BusPeer *peer);
 
+/* Calls accepted and not yet answered. */
 int serve_n_waiting(const Serve *s);
+/* False when the worker has been at one call for more than SERVE_STUCK_MS. */
+bool serve_alive(const Serve *s);

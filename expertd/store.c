@@ -120,8 +120,8 @@ void store_close(Store *s) {
     free(s);
 }
 
-const char *store_backend(const Store *s) {
-    return s->ops->name;
+const Ops *store_ops(const Store *s) {
+    return s->ops;
 }
 
 int store_n_experts(const Store *s) {

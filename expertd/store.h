@@ -21,7 +21,7 @@ typedef struct StoreConf {
 int store_open(Store **out, const Weights *w, const StoreConf *conf, Err *err);
 void store_close(Store *s);
 
-const char *store_backend(const Store *s);
+const Ops *store_ops(const Store *s);        /* the backend taken */
 int store_n_experts(const Store *s);         /* held, over all layers */
 uint64_t store_weight_bytes(const Store *s); /* of the slices as stored */
 
