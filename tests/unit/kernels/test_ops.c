@@ -319,7 +319,9 @@ static void attention_case(Dtype dtype) {
         list[b] = tensor(rows, TOPK);
         out[b] = tensor(rows, HEADS * KV_LORA);
         s[b].ops->index_select(s[b].dev, list[b], iq, iw, INDEX_HEADS, 1);
-        same(list[0], list[b]);           /* random scores have no near ties */
+        same(list[0], list[b]); /* random scores have no near ties */
+    }
+    for (int b = 0; b < n; b++) {
         host_row_i32(list[b], 2)[5] = -1; /* holes */
         for (int i = 0; i < TOPK; i++)
             host_row_i32(list[b], 3)[i] = -1; /* nothing to attend to */
