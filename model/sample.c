@@ -278,7 +278,8 @@ int sample_token(const Sampler *s, SampleScratch *c, const float *logits, int dr
     if (p->logprobs) {
         double total = log_sum(c->logit, s->valid, c->logit[top]);
         o.logprob = (float)(c->logit[o.token] - total);
-        fill_top(s, c, total, &o);
+        if (p->n_top > 0)
+            fill_top(s, c, total, &o);
     }
     *out = o;
     return 0;
