@@ -20,7 +20,7 @@ typedef struct Walk {
 } Walk;
 
 static void want_matrix(Walk *k, int layer, const char *rest, int rows, int cols, Dtype dtype) {
-    char name[256];
+    char name[160];
     MatView v;
     Err err = {0};
     if (layer < 0)
@@ -36,7 +36,7 @@ static void want_matrix(Walk *k, int layer, const char *rest, int rows, int cols
 }
 
 static void want_mlp(Walk *k, int layer, const char *prefix, int inner, int hidden, Dtype dtype) {
-    char rest[200];
+    char rest[96];
     snprintf(rest, sizeof rest, "%s.gate_proj", prefix);
     want_matrix(k, layer, rest, inner, hidden, dtype);
     snprintf(rest, sizeof rest, "%s.up_proj", prefix);
@@ -48,7 +48,7 @@ static void want_mlp(Walk *k, int layer, const char *prefix, int inner, int hidd
 static void want_layer(Walk *k, int i, Dtype experts) {
     const Shape *s = weights_shape(k->w);
     float v[512];
-    char name[256];
+    char name[160];
     Err err = {0};
     want_matrix(k, i, "self_attn.q_a_proj", s->q_lora, s->hidden, DT_F8E4M3);
     want_matrix(k, i, "self_attn.kv_a_proj_with_mqa", s->kv_lora + s->rope, s->hidden, DT_F8E4M3);
@@ -69,8 +69,9 @@ static void want_layer(Walk *k, int i, Dtype experts) {
     assert_true(v[0] > 10 && v[0] < 13);
     want_mlp(k, i, "mlp.shared_experts", s->moe_inner, s->hidden, DT_F8E4M3);
     for (int e = 0; e < s->n_experts; e++) {
-        snprintf(name, sizeof name, "mlp.experts.%d", e);
-        want_mlp(k, i, name, s->moe_inner, s->hidden, experts);
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, "mlp.experts.%d", e);
+        want_mlp(k, i, prefix, s->moe_inner, s->hidden, experts);
     }
 }
 
