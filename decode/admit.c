@@ -42,7 +42,7 @@ static int send_grant(const Decode *d, const DecodeRequest *r, Err *err) {
     g.n_page = (size_t)r->n_granted;
     g.page = (uint32_t *)r->page; /* ids are not negative */
     g.kv_layout_hash = kv_layout_hash(&d->conf.runtime->layout);
-    g.fingerprint = weights_fingerprint(d->conf.runtime->weights);
+    g.fingerprint = d->conf.runtime->fingerprint;
     g.ticket = r->ticket;
     env.body_case = BATON__ENVELOPE__BODY_GRANT;
     env.grant = &g;

@@ -62,10 +62,10 @@ typedef struct Decode {
     DecodeRequest **in_step; /* [max_batch], in batch order */
     int n_in_step;
     DecodeRequest **running; /* [max_running] candidates of a step, scratch */
-    uint64_t *running_last;
+    uint64_t *running_turn;
     int *running_pick;
     bool stepping;
-    uint64_t n_steps;
+    uint64_t n_turns;
     int step_status;
     Err step_err;
     double step_ms; /* of late */

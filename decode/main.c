@@ -124,7 +124,7 @@ static void fill_hello(App *a) {
     a->hello.role = BATON__ROLE__ROLE_DECODE;
     a->hello.name = a->opts.service.name;
     a->hello.generation = a->generation;
-    a->hello.fingerprint = weights_fingerprint(r->weights);
+    a->hello.fingerprint = r->fingerprint;
     a->hello.tokenizer_hash = r->tokenizer_hash;
     a->hello.tp = (uint32_t)a->opts.engine.tp;
     a->hello.page_tokens = KV_PAGE_TOKENS;

@@ -35,7 +35,7 @@ struct DecodeRequest {
     Baton__FailCode doom_code;
     char doom_reason[200];
 
-    uint64_t last_step;  /* number of the last step it took part in */
+    uint64_t last_turn;  /* number of the last turn it had in a step */
     uint64_t *page_hash; /* [n_granted] as the writer computed them, while VERIFYING */
     int n_verified;      /* pages compared */
     SampleOut first;     /* as delivered, while VERIFYING */

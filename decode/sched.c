@@ -60,11 +60,7 @@ static int by_turn(const void *a, const void *b) {
                               : (x->index > y->index) - (x->index < y->index);
 }
 
-static int by_index(const void *a, const void *b) {
-    return *(const int *)a - *(const int *)b;
-}
-
-int decode_sched_step(const uint64_t *last_step, int n, int max, int *out) {
+int decode_sched_step(const uint64_t *last_turn, int n, int max, int *out) {
     int take = n < max ? n : max;
     if (n <= max) {
         for (int i = 0; i < n; i++)
@@ -73,11 +69,10 @@ int decode_sched_step(const uint64_t *last_step, int n, int max, int *out) {
     }
     Turn *turn = xmalloc((size_t)n * sizeof *turn);
     for (int i = 0; i < n; i++)
-        turn[i] = (Turn){last_step[i], i};
+        turn[i] = (Turn){last_turn[i], i};
     qsort(turn, (size_t)n, sizeof *turn, by_turn);
     for (int i = 0; i < take; i++)
         out[i] = turn[i].index;
-    qsort(out, (size_t)take, sizeof *out, by_index);
     free(turn);
     return take;
 }

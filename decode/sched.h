@@ -31,7 +31,7 @@ enum { DECODE_RETRY_MIN_MS = 100, DECODE_RETRY_MAX_MS = 30000 };
  * running requests are over, shortest rest first; written for DECODE_BUSY only. */
 DecodeAdmit decode_sched_admit(const DecodeSchedView *v, int need_pages, uint32_t *retry_ms);
 
-/* Which of n requests take part in the next step: all when they fit, else the max that have waited
- * longest. last_step[n]: the number of the step that each took part in last. Writes indices,
- * ascending, to out[] and returns how many. */
-int decode_sched_step(const uint64_t *last_step, int n, int max, int *out);
+/* Which of n requests take part in the next step: all when they fit, else the max whose last turn
+ * is longest ago. last_turn[n] rises with each turn that any request has. Writes indices to out[],
+ * longest wait first, so that turns given in this order go round; returns how many. */
+int decode_sched_step(const uint64_t *last_turn, int n, int max, int *out);

@@ -24,7 +24,7 @@ static void add_to_batch(Decode *d, DecodeRequest *r) {
     batch_add(&d->batch, &r->last, 1, r->n_prompt + r->n_answer - 1, r->page);
     batch_want(&d->batch, r->sampler, r->n_answer);
     r->in_task = true;
-    r->last_step = d->n_steps;
+    r->last_turn = ++d->n_turns;
     d->in_step[d->n_in_step++] = r;
 }
 
@@ -36,10 +36,9 @@ static void pump(Decode *d) {
         if (r->state != DECODE_RUNNING)
             continue;
         d->running[n] = r;
-        d->running_last[n++] = r->last_step;
+        d->running_turn[n++] = r->last_turn;
     }
-    n = decode_sched_step(d->running_last, n, d->conf.limits.max_batch, d->running_pick);
-    d->n_steps++;
+    n = decode_sched_step(d->running_turn, n, d->conf.limits.max_batch, d->running_pick);
     d->n_in_step = 0;
     batch_clear(&d->batch);
     for (int i = 0; i < n; i++)
@@ -122,7 +121,7 @@ void decode_steps_join(Decode *d, DecodeRequest *r) {
     }
     r->state = DECODE_RUNNING;
     r->running_ms = clock_now_ms();
-    r->last_step = d->n_steps;
+    r->last_turn = d->n_turns;
     d->n_running++;
     if (take_token(d, r, &r->first, &finish))
         decode_finish(d, r, finish);
@@ -136,7 +135,7 @@ void decode_steps_init(Decode *d) {
     batch_init(&d->batch, l->max_batch, l->max_batch, l->max_context);
     d->in_step = xcalloc(batch, sizeof(DecodeRequest *));
     d->running = xcalloc(running, sizeof(DecodeRequest *));
-    d->running_last = xcalloc(running, sizeof *d->running_last);
+    d->running_turn = xcalloc(running, sizeof *d->running_turn);
     d->running_pick = xcalloc(running, sizeof *d->running_pick);
     d->step_task = (StepTask){.run = run_step, .done = on_stepped, .arg = d};
 }
@@ -145,6 +144,6 @@ void decode_steps_done(Decode *d) {
     batch_done(&d->batch);
     free(d->in_step);
     free(d->running);
-    free(d->running_last);
+    free(d->running_turn);
     free(d->running_pick);
 }

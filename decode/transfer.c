@@ -61,7 +61,7 @@ static void on_verified(StepTask *t) {
 
 void decode_transfer_init(Decode *d) {
     int64_t page = (int64_t)kv_page_total_bytes(&d->conf.runtime->layout);
-    d->hash = runtime_kv_hash(d->conf.runtime);
+    d->hash = kv_hash_new(&d->conf.runtime->layout, d->conf.runtime->shape->index_slot);
     d->verify_pages = page < SLICE_BYTES ? (int)(SLICE_BYTES / page) : 1;
     d->verify_task = (StepTask){.run = run_verify, .done = on_verified, .arg = d};
 }

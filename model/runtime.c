@@ -61,6 +61,7 @@ int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
     int rc = weights_open(&r.weights, o->dir, err);
     if (rc == 0) {
         r.shape = weights_shape(r.weights);
+        r.fingerprint = weights_fingerprint(r.weights);
         rc = load_tokenizer(&r, o->dir, err);
     }
     if (rc == 0 && o->max_context > r.shape->max_positions)
@@ -120,8 +121,4 @@ void runtime_close(Runtime *r) {
     free(r->resident);
     weights_close(r->weights);
     *r = (Runtime){0};
-}
-
-KvHash *runtime_kv_hash(const Runtime *r) {
-    return kv_hash_new(&r->layout, r->shape->index_slot);
 }

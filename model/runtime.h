@@ -9,7 +9,8 @@
 
 typedef struct Runtime {
     Weights *weights;
-    const Shape *shape; /* borrowed from weights */
+    const Shape *shape;   /* borrowed from weights */
+    uint64_t fingerprint; /* of the weights */
     Engine *engine;
     bool *resident;          /* as place_parse gives it */
     int n_remote;            /* experts that are not resident, over all layers */
@@ -29,6 +30,3 @@ int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
                   const ExpertPort *port, Err *err);
 /* Safe on an empty or partly opened one. */
 void runtime_close(Runtime *r);
-
-/* A hash of pages of this model's pools; kv_hash_free it. */
-KvHash *runtime_kv_hash(const Runtime *r);

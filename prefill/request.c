@@ -48,7 +48,7 @@ static int check_prompt(const Baton__Prefill *m, int max_context, int n_tokens, 
 /* Whether KV of this service means the same to the decode that granted, and fits where it goes. */
 static int check_grant(const Baton__Grant *g, uint64_t request, size_t n_prompt, const Runtime *rt,
                        KvLayout *remote, Err *err) {
-    uint64_t fingerprint = weights_fingerprint(rt->weights), hash = kv_layout_hash(&rt->layout);
+    uint64_t fingerprint = rt->fingerprint, hash = kv_layout_hash(&rt->layout);
     *remote = rt->layout;
     remote->n_pages = g->total_pages;
     if (g->request != request)

@@ -186,7 +186,7 @@ void prefill_steps_init(Prefill *p) {
     batch_init(&p->batch, l->step_tokens, l->max_running, l->max_context);
     push_init(&p->push, p->conf.link, &rt->layout, rt->shape->index_slot, l->step_tokens,
               l->max_running, l->link_ms, p->stats.pushed_bytes);
-    p->hash = runtime_kv_hash(rt);
+    p->hash = kv_hash_new(&rt->layout, rt->shape->index_slot);
     p->chunk = xcalloc(running, sizeof *p->chunk);
     p->sched_chunk = xcalloc(running, sizeof *p->sched_chunk);
     p->sched_item = xcalloc(waiting, sizeof *p->sched_item);
