@@ -1,11 +1,13 @@
 /* The data plane: one-sided writes of KV bytes into another process's pool, then a notice.
  *
- * A KvLink owns a UCX worker and the thread that progresses it; every UCX object is touched by that thread alone. Calls below may come from any
- * thread: they enqueue and return. Callbacks run on the daemon's loop. Order: the bytes of every put to a peer that precede a notice are in
- * the peer's memory before the notice is delivered there (flush, then send), whatever lanes they took.
+ * A KvLink owns a UCX worker and the thread that progresses it; every UCX object is touched by that
+ * thread alone. Calls below may come from any thread: they enqueue and return. Callbacks run on the
+ * daemon's loop. Order: the bytes of every put to a peer that precede a notice are in the peer's
+ * memory before the notice is delivered there (flush, then send), whatever lanes they took.
  *
- * A link is a vtable, so that a fault proxy (kvlink_fault.h) can stand in front of the real one. UCX gives no protection against late writes
- * into memory that we registered: generations and page quarantine are the caller's. */
+ * A link is a vtable, so that a fault proxy (kvlink_fault.h) can stand in front of the real one.
+ * UCX gives no protection against late writes into memory that we registered: generations and page
+ * quarantine are the caller's. */
 #pragma once
 
 #include "base/err.h"
@@ -45,7 +47,8 @@ typedef struct KvLinkOps {
     int (*connect)(KvLink *l, const KvRemote *remote, KvPeer **out, Err *err);
     void (*disconnect)(KvLink *l, KvPeer *peer);
     int (*put)(KvLink *l, KvPeer *peer, const KvSeg *seg, int n, Err *err);
-    int (*notify)(KvLink *l, KvPeer *peer, const void *bytes, size_t len, KvDoneFn done, void *arg, Err *err);
+    int (*notify)(KvLink *l, KvPeer *peer, const void *bytes, size_t len, KvDoneFn done, void *arg,
+                  Err *err);
     int (*flush)(KvLink *l, KvPeer *peer, KvDoneFn done, void *arg, Err *err);
     void (*close)(KvLink *l);
 } KvLinkOps;
@@ -55,20 +58,22 @@ struct KvLink {
 };
 
 typedef struct KvLinkConf {
-    Loop *loop;           /* where callbacks run */
-    uint64_t pool_bytes;  /* memory that peers may write into and from which puts read; allocated by the link, zeroed, shareable on the host */
+    Loop *loop;          /* where callbacks run */
+    uint64_t pool_bytes; /* memory that peers may write into and from which puts read; allocated by
+                            the link, zeroed, shareable on the host */
     const char *transports; /* UCX_TLS by config: "" lets UCX choose */
     const char *devices;    /* UCX_NET_DEVICES; "" for all */
-    int64_t timeout_ms;     /* a put, flush or notice that takes longer fails with E_DEADLINE and its peer counts as failed */
-    KvNoticeFn on_notice;   /* called on the loop for each notice received */
+    int64_t timeout_ms;   /* a put, flush or notice that takes longer fails with E_DEADLINE and its
+                             peer counts as failed */
+    KvNoticeFn on_notice; /* called on the loop for each notice received */
     void *arg;
 } KvLinkConf;
 
 /* Opens a UCX link. E_IO or E_UNSUPPORTED with UCX's word. */
 int kvlink_open(KvLink **out, const KvLinkConf *conf, Err *err);
 
-/* Measures a self-transfer of `bytes` through the link's own endpoint, in GB/s, and the transports UCX took (borrowed until close). At start only,
- * blocking; deadline 5 s. */
+/* Measures a self-transfer of `bytes` through the link's own endpoint, in GB/s, and the transports
+ * UCX took (borrowed until close). At start only, blocking; deadline 5 s. */
 int kvlink_selftest(KvLink *l, uint64_t bytes, double *gb_per_s, Err *err);
 
 /* Address of the pool in this process and its size. */
@@ -81,25 +86,30 @@ static inline void kvlink_describe(KvLink *l, KvRemote *out) {
     l->ops->describe(l, out);
 }
 
-/* Makes a peer; what is wrong with the address shows at the first put. One peer per remote process and generation: the caller caches them. */
+/* Makes a peer; what is wrong with the address shows at the first put. One peer per remote process
+ * and generation: the caller caches them. */
 static inline int kvlink_connect(KvLink *l, const KvRemote *remote, KvPeer **out, Err *err) {
     return l->ops->connect(l, remote, out, err);
 }
 
-/* Closes by force: pending work completes with E_CANCELED, then the peer is freed. After the last of those callbacks nothing is written. */
+/* Closes by force: pending work completes with E_CANCELED, then the peer is freed. After the last
+ * of those callbacks nothing is written. */
 static inline void kvlink_disconnect(KvLink *l, KvPeer *peer) {
     l->ops->disconnect(l, peer);
 }
 
-/* Queues n writes (seg is copied). The local bytes must not change until a later flush or notify is done. E_LIMIT when a segment leaves either
- * pool, E_BUSY when too much is queued, E_PEER when the peer has failed. */
+/* Queues n writes (seg is copied). The local bytes must not change until a later flush or notify is
+ * done. E_LIMIT when a segment leaves either pool, E_BUSY when too much is queued, E_PEER when the
+ * peer has failed. */
 static inline int kvlink_put(KvLink *l, KvPeer *peer, const KvSeg *seg, int n, Err *err) {
     return l->ops->put(l, peer, seg, n, err);
 }
 
-/* After all earlier puts to this peer have arrived, delivers bytes (copied, at most KVLINK_NOTICE_MAX) to its on_notice. done is called once, when
- * sent or failed; puts before it have ended by then. */
-static inline int kvlink_notify(KvLink *l, KvPeer *peer, const void *bytes, size_t len, KvDoneFn done, void *arg, Err *err) {
+/* After all earlier puts to this peer have arrived, delivers bytes (copied, at most
+ * KVLINK_NOTICE_MAX) to its on_notice. done is called once, when sent or failed; puts before it
+ * have ended by then. */
+static inline int kvlink_notify(KvLink *l, KvPeer *peer, const void *bytes, size_t len,
+                                KvDoneFn done, void *arg, Err *err) {
     return l->ops->notify(l, peer, bytes, len, done, arg, err);
 }
 

@@ -2,6 +2,7 @@
  * operations that are too small to split. */
 #include "kernels/cpu/cpu.h"
 
+#include <cpuid.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -129,9 +130,15 @@ static int open_avx512(const DevConf *conf, Dev **dev, Err *err) {
     return open_with(&table_avx512, kern_avx512(), conf, dev, err);
 }
 
+/* clang 14 has no name for it in __builtin_cpu_supports. */
+static bool has_f16c(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 static bool has_avx2(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+           has_f16c();
 }
 
 static bool has_avx512(void) {

@@ -1,0 +1,308 @@
+/* See kvlink_ucx.h. Error mode is PEER everywhere, so that requests to a dead process end. */
+#include "proto/kvlink_ucx.h"
+
+#include "base/clock.h"
+#include "proto/kvlink.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NOTICE_ID = 1, SELFTEST_MS = 5000, SELFTEST_MEASURE_MS = 100 };
+
+/* What a callback needs; UCX carries the pointer. */
+typedef struct Call {
+    UcxDoneFn done;
+    void *arg;
+} Call;
+
+static Call *call_new(UcxDoneFn done, void *arg) {
+    Call *c = xmalloc(sizeof *c);
+    *c = (Call){done, arg};
+    return c;
+}
+
+static void call_end(Call *c, ucs_status_t status) {
+    Call copy = *c;
+    free(c);
+    copy.done(copy.arg, status == UCS_OK ? 0 : E_PEER);
+}
+
+static void on_sent(void *request, ucs_status_t status, void *user) {
+    ucp_request_free(request);
+    call_end(user, status);
+}
+
+/* A UCX call has returned: at once, failed, or with a request whose callback will come. */
+static void returned(ucs_status_ptr_t request, Call *c) {
+    if (!UCS_PTR_IS_PTR(request))
+        call_end(c, UCS_PTR_STATUS(request));
+}
+
+static ucp_request_param_t with_callback(Call *c) {
+    return (ucp_request_param_t){.op_attr_mask =
+                                     UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA,
+                                 .cb.send = on_sent,
+                                 .user_data = c};
+}
+
+/* ---- notices ---- */
+
+static ucs_status_t on_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
+                          const ucp_am_recv_param_t *param) {
+    Ucx *u = arg;
+    (void)header;
+    if (header_len == 0 && len <= KVLINK_NOTICE_MAX &&
+        !(param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV))
+        u->on_notice(u->arg, data, len);
+    return UCS_OK; /* anything else is not ours: dropped */
+}
+
+/* ---- life ---- */
+
+/* A setting that the user's environment may overrule; keys that this UCX does not know are left
+ * out. */
+static void prefer(ucp_config_t *config, const char *key, const char *value) {
+    char env[64] = "UCX_";
+    strncat(env, key, sizeof env - 5);
+    if (!getenv(env))
+        (void)ucp_config_modify(config, key, value);
+}
+
+static int open_context(Ucx *u, const char *transports, const char *devices, Err *err) {
+    ucp_config_t *config;
+    ucs_status_t s = ucp_config_read(NULL, NULL, &config);
+    if (s != UCS_OK)
+        return err_set(err, E_UNSUPPORTED, "UCX: cannot read its configuration: %s",
+                       ucs_status_string(s));
+    prefer(config, "RNDV_THRESH", "inf");
+    prefer(config, "KEEPALIVE_INTERVAL", "1s");
+    prefer(config, "POSIX_ERROR_HANDLING", "y");
+    if (*transports && ucp_config_modify(config, "TLS", transports) != UCS_OK)
+        s = UCS_ERR_INVALID_PARAM;
+    if (*devices && ucp_config_modify(config, "NET_DEVICES", devices) != UCS_OK)
+        s = UCS_ERR_INVALID_PARAM;
+    ucp_params_t p = {.field_mask = UCP_PARAM_FIELD_FEATURES,
+                      .features = UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP};
+    if (s == UCS_OK)
+        s = ucp_init(&p, config, &u->context);
+    ucp_config_release(config);
+    return s == UCS_OK ? 0
+                       : err_set(err, E_UNSUPPORTED, "UCX (transports \"%s\", devices \"%s\"): %s",
+                                 transports, devices, ucs_status_string(s));
+}
+
+static int open_worker(Ucx *u, Err *err) {
+    ucp_worker_params_t p = {.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                             .thread_mode = UCS_THREAD_MODE_SERIALIZED};
+    ucp_am_handler_param_t am = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                      UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        .id = NOTICE_ID,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = on_am,
+        .arg = u};
+    ucs_status_t s = ucp_worker_create(u->context, &p, &u->worker);
+    if (s == UCS_OK)
+        s = ucp_worker_set_am_recv_handler(u->worker, &am);
+    if (s == UCS_OK)
+        s = ucp_worker_get_efd(u->worker, &u->event_fd);
+    if (s == UCS_OK)
+        s = ucp_worker_get_address(u->worker, (ucp_address_t **)&u->address, &u->address_len);
+    return s == UCS_OK ? 0 : err_set(err, E_UNSUPPORTED, "UCX worker: %s", ucs_status_string(s));
+}
+
+static int open_pool(Ucx *u, uint64_t bytes, Err *err) {
+    ucp_mem_map_params_t p = {.field_mask =
+                                  UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS,
+                              .length = bytes,
+                              .flags = UCP_MEM_MAP_ALLOCATE};
+    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
+    ucs_status_t s = ucp_mem_map(u->context, &p, &u->memory);
+    if (s != UCS_OK)
+        return err_set(err, E_NOMEM, "UCX: cannot allocate a pool of %llu bytes: %s",
+                       (unsigned long long)bytes, ucs_status_string(s));
+    s = ucp_mem_query(u->memory, &attr);
+    u->pool = attr.address;
+    if (s == UCS_OK)
+        s = ucp_rkey_pack(u->context, u->memory, &u->rkey, &u->rkey_len);
+    if (s != UCS_OK)
+        return err_set(err, E_UNSUPPORTED, "UCX: cannot share the pool: %s", ucs_status_string(s));
+    memset(u->pool, 0, bytes);
+    return 0;
+}
+
+int ucx_open(Ucx *u, const char *transports, const char *devices, uint64_t pool_bytes,
+             UcxNoticeFn on_notice, void *arg, Err *err) {
+    *u = (Ucx){.event_fd = -1, .on_notice = on_notice, .arg = arg};
+    int rc = open_context(u, transports, devices, err);
+    if (rc == 0)
+        rc = open_worker(u, err);
+    return rc ? rc : open_pool(u, pool_bytes, err);
+}
+
+void ucx_close(Ucx *u) {
+    if (u->rkey)
+        ucp_rkey_buffer_release(u->rkey);
+    if (u->memory)
+        ucp_mem_unmap(u->context, u->memory);
+    if (u->address)
+        ucp_worker_release_address(u->worker, u->address);
+    if (u->worker)
+        ucp_worker_destroy(u->worker);
+    if (u->context)
+        ucp_cleanup(u->context);
+    *u = (Ucx){.event_fd = -1};
+}
+
+bool ucx_progress(Ucx *u) {
+    return ucp_worker_progress(u->worker) != 0;
+}
+
+bool ucx_arm(Ucx *u) {
+    return ucp_worker_arm(u->worker) == UCS_OK;
+}
+
+/* ---- endpoints ---- */
+
+static void on_ep_error(void *arg, ucp_ep_h handle, ucs_status_t status) {
+    UcxEp *ep = arg;
+    (void)handle, (void)status;
+    if (ep->on_error)
+        ep->on_error(ep->arg);
+}
+
+int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn on_error,
+                void *arg) {
+    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
+                                       UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
+                         .address = address,
+                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+                         .err_handler = {.cb = on_ep_error, .arg = ep}};
+    *ep = (UcxEp){.ucx = u, .on_error = on_error, .arg = arg};
+    if (ucp_ep_create(u->worker, &p, &ep->ep) != UCS_OK) {
+        ep->ep = NULL;
+        return E_PEER;
+    }
+    if (ucp_ep_rkey_unpack(ep->ep, rkey, &ep->rkey) != UCS_OK) {
+        ep->rkey = NULL;
+        return E_MISMATCH;
+    }
+    return 0;
+}
+
+static void on_ep_closed(void *request, ucs_status_t status, void *user) {
+    UcxEp *ep = user;
+    (void)status;
+    ucp_request_free(request);
+    ep->on_closed(ep->closed_arg);
+}
+
+void ucx_ep_close(UcxEp *ep, UcxFn on_closed, void *arg) {
+    if (!ep->ep)
+        return;
+    ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
+                                             UCP_OP_ATTR_FIELD_USER_DATA,
+                             .flags = UCP_EP_CLOSE_FLAG_FORCE,
+                             .cb.send = on_ep_closed,
+                             .user_data = ep};
+    ucp_ep_h handle = ep->ep;
+    ep->on_closed = on_closed;
+    ep->closed_arg = arg;
+    ep->ep = NULL;
+    if (!UCS_PTR_IS_PTR(ucp_ep_close_nbx(handle, &p)))
+        on_closed(arg);
+}
+
+void ucx_ep_done(UcxEp *ep) {
+    if (ep->rkey)
+        ucp_rkey_destroy(ep->rkey);
+    ep->rkey = NULL;
+}
+
+/* ---- data ---- */
+
+void ucx_put(UcxEp *ep, const void *from, uint64_t to, uint64_t bytes, UcxDoneFn done, void *arg) {
+    Call *c = call_new(done, arg);
+    ucp_request_param_t p = with_callback(c);
+    p.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    p.memh = ep->ucx->memory;
+    returned(ep->ep ? ucp_put_nbx(ep->ep, from, bytes, to, ep->rkey, &p)
+                    : UCS_STATUS_PTR(UCS_ERR_CANCELED),
+             c);
+}
+
+void ucx_flush(UcxEp *ep, UcxDoneFn done, void *arg) {
+    Call *c = call_new(done, arg);
+    ucp_request_param_t p = with_callback(c);
+    returned(ep->ep ? ucp_ep_flush_nbx(ep->ep, &p) : UCS_STATUS_PTR(UCS_ERR_CANCELED), c);
+}
+
+void ucx_notice(UcxEp *ep, const void *bytes, size_t len, UcxDoneFn done, void *arg) {
+    Call *c = call_new(done, arg);
+    ucp_request_param_t p = with_callback(c);
+    p.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
+    p.flags = UCP_AM_SEND_FLAG_EAGER;
+    returned(ep->ep ? ucp_am_send_nbx(ep->ep, NOTICE_ID, NULL, 0, bytes, len, &p)
+                    : UCS_STATUS_PTR(UCS_ERR_CANCELED),
+             c);
+}
+
+/* ---- self-test ---- */
+
+typedef struct Wait {
+    bool done;
+    int status;
+} Wait;
+
+static void on_wait(void *arg, int status) {
+    Wait *w = arg;
+    w->done = true;
+    w->status = status;
+}
+
+static void on_wait_closed(void *arg) {
+    on_wait(arg, 0);
+}
+
+static int wait_for(Ucx *u, Wait *w, int64_t end_ms) {
+    while (!w->done && clock_now_ms() < end_ms)
+        ucx_progress(u);
+    return w->done ? w->status : E_DEADLINE;
+}
+
+static void on_put_ignored(void *arg, int status) {
+    (void)arg, (void)status; /* the flush after it says how it went */
+}
+
+static int copy_half(Ucx *u, UcxEp *ep, uint64_t bytes, int64_t end_ms) {
+    Wait w = {0};
+    ucx_put(ep, u->pool, (uint64_t)(uintptr_t)u->pool + bytes, bytes, on_put_ignored, NULL);
+    ucx_flush(ep, on_wait, &w);
+    return wait_for(u, &w, end_ms);
+}
+
+int ucx_selftest(Ucx *u, uint64_t bytes, double *gb_per_s) {
+    UcxEp ep;
+    Wait closed = {0};
+    int64_t end = clock_now_ms() + SELFTEST_MS, rounds = 0;
+    for (uint64_t i = 0; i < bytes; i++)
+        ((uint8_t *)u->pool)[i] = (uint8_t)(i * 31 + 7);
+    int rc = ucx_ep_open(u, &ep, u->address, u->rkey, NULL, NULL);
+    if (rc == 0)
+        rc = copy_half(u, &ep, bytes, end); /* connects */
+    int64_t begin = clock_now_us(), spent = 0;
+    while (rc == 0 && spent < SELFTEST_MEASURE_MS * 1000) {
+        rc = copy_half(u, &ep, bytes, end);
+        rounds++;
+        spent = clock_now_us() - begin;
+    }
+    *gb_per_s = spent > 0 ? (double)bytes * (double)rounds / (double)spent * 1e-3 : 0;
+    if (rc == 0 && memcmp(u->pool, (char *)u->pool + bytes, bytes))
+        rc = E_MISMATCH;
+    ucx_ep_close(&ep, on_wait_closed, &closed);
+    wait_for(u, &closed, clock_now_ms() + SELFTEST_MS);
+    ucx_ep_done(&ep);
+    memset(u->pool, 0, 2 * bytes);
+    return rc;
+}
