@@ -14,7 +14,7 @@ def cluster(tmp_path_factory):
     try:
         c.start()
         yield c
-        free = c.pages("decode", "free"), c.pages("prefill", "free")
+        free = c.free_at_rest("decode"), c.free_at_rest("prefill")
         assert free == (512, 256), "pages were lost"
     finally:
         c.stop()

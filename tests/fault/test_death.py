@@ -67,7 +67,7 @@ def settle(cluster, requests, since, within):
 def test_kill_and_restart(cluster, victim):
     others = [n for n in cluster.proc if n != victim]
     pids = {n: cluster.proc[n].pid for n in others}
-    pages = cluster.pages("decode", "free") if victim == "prefill" else None
+    pages = cluster.free_at_rest("decode") if victim == "prefill" else None
     running = long_running(cluster) if victim == "decode" else []
     mixed = [Request(cluster, chat("word " * 3000)) for _ in range(3)]
     time.sleep(0.3)
@@ -87,7 +87,7 @@ def test_kill_and_restart(cluster, victim):
 
 
 def test_expertd_killed_under_load(cluster):
-    pages = cluster.pages("decode", "free")
+    pages = cluster.free_at_rest("decode")
     running = long_running(cluster)
     at = time.time()
     cluster.kill("expertd-1")
@@ -111,7 +111,7 @@ def test_stopped_decode_is_silent_then_back(cluster):
 
 
 def test_stopped_prefill_is_silent_then_back(cluster):
-    pages = cluster.pages("decode", "free")
+    pages = cluster.free_at_rest("decode")
     waiting = [Request(cluster, chat("word " * 3000)) for _ in range(2)]
     time.sleep(0.2)
     at = time.time()
@@ -128,7 +128,7 @@ def test_stopped_prefill_is_silent_then_back(cluster):
 
 
 def test_router_killed_cancels_its_requests(cluster):
-    pages = cluster.pages("decode", "free")
+    pages = cluster.free_at_rest("decode")
     running = long_running(cluster)
     cluster.kill("router")
     for r in running:
@@ -141,7 +141,7 @@ def test_router_killed_cancels_its_requests(cluster):
 
 def test_client_gone_frees_pages(cluster):
     import http.client
-    pages = cluster.pages("decode", "free")
+    pages = cluster.free_at_rest("decode")
     for stream in (True, False):
         conns = []
         for _ in range(3):

@@ -110,6 +110,14 @@ class Cluster:
     def pages(self, name, state):
         return self.metric(name, f'baton_kv_pages{{state="{state}"}}')
 
+    def free_at_rest(self, name, seconds=10):
+        """Free pages once no request is running: an answer's pages come back just after its last token."""
+        end = time.time() + seconds * SLOW
+        while self.metric(name, "baton_running_requests"):
+            assert time.time() < end, f"{name} does not come to rest"
+            time.sleep(0.02)
+        return self.pages(name, "free")
+
     def wait_pages_back(self, name, start, seconds=10):
         """Free pages return to their start value, or quarantine explains the difference."""
         end = time.time() + seconds * SLOW
