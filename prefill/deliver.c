@@ -57,7 +57,6 @@ static int notify(Prefill *p, PrefillRequest *r, bool whole, Err *err) {
     baton__kv_ready__pack(&m, bytes);
     int rc = kvlink_notify(p->conf.link, r->peer->kv, bytes, len, on_settled, r, err);
     free(bytes);
-    r->pending = rc == 0;
     return rc;
 }
 
@@ -77,38 +76,40 @@ static void on_settled(void *arg, int status) {
     prefill_steps_pump(p);
 }
 
+/* Whether the link will call back for r. It must before its peer is disconnected: what it had no
+ * room for is owed. */
+static bool queued(PrefillRequest *r, int rc) {
+    bool owed = rc == E_BUSY;
+    r->peer->n_owed += owed - r->owed;
+    r->owed = owed;
+    r->pending = rc == 0;
+    return rc == 0 || owed;
+}
+
 void prefill_deliver(Prefill *p, PrefillRequest *r) {
     Err err = {0};
     r->state = PREFILL_NOTIFYING;
-    int rc = notify(p, r, true, &err);
-    if (rc && rc != E_BUSY)
+    if (!queued(r, notify(p, r, true, &err)))
         prefill_fail(p, r, BATON__FAIL_CODE__FAIL_TRANSFER, err.text);
 }
 
 void prefill_close(Prefill *p, PrefillRequest *r) {
-    int rc;
     r->state = PREFILL_CLOSING;
     if (r->router && !r->wrote) {
         prefill_over(p, r); /* the router tells decode */
         return;
     }
-    if (r->router) {
-        rc = kvlink_flush(p->conf.link, r->peer->kv, on_settled, r, NULL);
-        r->pending = rc == 0;
-    } else {
-        rc = notify(p, r, false, NULL); /* nobody else would tell decode */
-    }
-    if (rc && rc != E_BUSY) {
+    if (!r->router && queued(r, notify(p, r, false, NULL)))
+        return; /* nobody else would tell decode */
+    if (!queued(r, kvlink_flush(p->conf.link, r->peer->kv, on_settled, r, NULL))) {
         r->unproven = r->wrote;
         prefill_over(p, r);
     }
 }
 
 void prefill_deliver_again(Prefill *p, PrefillRequest *r) {
-    if (r->pending || r->in_step)
-        return;
-    if (r->state == PREFILL_NOTIFYING)
+    if (r->owed && r->state == PREFILL_NOTIFYING)
         prefill_deliver(p, r);
-    else if (r->state == PREFILL_CLOSING)
+    else if (r->owed)
         prefill_close(p, r);
 }

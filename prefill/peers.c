@@ -52,7 +52,7 @@ void prefill_peers_sweep(PrefillPeers *all, int64_t now_ms) {
     for (PrefillPeer **at = &all->list; *at;) {
         PrefillPeer *p = *at;
         bool unused = p->n_users == 0 && now_ms - p->idle_ms >= PREFILL_PEERS_KEEP_MS;
-        if (p->kv && (p->failed || unused)) {
+        if (p->kv && p->n_owed == 0 && (p->failed || unused)) {
             LOG_INFO("decode of generation %016" PRIx64 ": %s, disconnected", p->generation,
                      p->failed ? "writing to it failed" : "not used for a while");
             kvlink_disconnect(all->link, p->kv);

@@ -15,6 +15,7 @@ struct PrefillPeer {
     KvPeer *kv; /* NULL once disconnected */
     bool failed;
     int n_users;
+    int n_owed;      /* users that still have something to queue: not disconnected before */
     int64_t idle_ms; /* since when nobody uses it */
     PrefillPeer *next;
 };

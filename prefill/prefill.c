@@ -224,6 +224,7 @@ void prefill_tick(Prefill *p) {
     stat_set(p->stats.waiting, p->n - p->n_begun);
     stat_set(p->stats.free_pages, kv_pool_n_free(p->pool));
     stat_set(p->stats.used_pages, kv_pool_n_used(p->pool));
+    stat_set(p->stats.quarantined_pages, kv_pool_n_quarantined(p->pool));
     stat_set(p->stats.queued_tokens, (double)p->queued_tokens);
 }
 

@@ -42,6 +42,7 @@ struct PrefillRequest {
     bool in_step;  /* the engine thread uses it: it may end only afterwards */
     bool wrote;    /* puts were queued */
     bool pending;  /* the link owes a callback */
+    bool owed;     /* a flush or notice for which the link had no room */
     bool unproven; /* it ends though something of it may still be written */
     bool doomed;   /* ends with doom_code */
     Baton__FailCode doom_code;

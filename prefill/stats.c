@@ -8,6 +8,8 @@ void prefill_stats_init(PrefillStats *s) {
         .waiting = stat_gauge("baton_waiting_requests", "", "Requests that have not begun."),
         .free_pages = stat_gauge("baton_kv_pages", "state=\"free\"", "Pages of the KV pool."),
         .used_pages = stat_gauge("baton_kv_pages", "state=\"used\"", "Pages of the KV pool."),
+        .quarantined_pages =
+            stat_gauge("baton_kv_pages", "state=\"quarantined\"", "Pages of the KV pool."),
         .queued_tokens =
             stat_gauge("baton_queued_tokens", "", "Prompt tokens that are not computed yet."),
         .peers = stat_gauge("baton_kv_peers", "", "Decodes that KV is written to."),
