@@ -29,7 +29,7 @@ pids=() names=()
 start() { # NAME BINARY [options]
   local name=$1 binary=$2
   shift 2
-  "build/demo/$binary" --config "deploy/conf/demo/$name.conf" "$@" 2>"$logs/$name.log" &
+  "build/demo/$binary" --config "deploy/conf/demo/$name.conf" "$@" >"$logs/$name.log" 2>&1 &
   pids+=($!) names+=("$name")
 }
 

@@ -2,9 +2,9 @@
 # Installs the Debian packages that are missing: install-deps.sh build|test. Says which; uses apt as root or through sudo.
 set -euo pipefail
 
-build=(gcc g++ cmake ninja-build pkg-config protobuf-c-compiler libuv1-dev libzmq3-dev libprotobuf-c-dev libucx-dev libhwloc-dev
+build=(gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libuv1-dev libzmq3-dev libprotobuf-c-dev libucx-dev libhwloc-dev
   libmicrohttpd-dev libjansson-dev libinih-dev libpcre2-dev libsystemd-dev libxxhash-dev curl jq)
-tests=(libcmocka-dev clang libclang-rt-14-dev clang-format python3-venv ucx-utils iproute2 procps)
+tests=(libcmocka-dev clang libclang-rt-14-dev clang-format python3-venv python3 ucx-utils iproute2 procps)
 
 case ${1:-} in
   build) wanted=("${build[@]}") ;;
