@@ -211,54 +211,53 @@ static void fill_top(const Sampler *s, SampleScratch *c, double total, SampleOut
     }
 }
 
-/* Draws from the ids whose probability at this temperature is at least min_p of the best, among the
- * top_k best, within the first top_p of the mass. Candidates are taken in order of falling
- * probability, so that a draw does not depend on how many others there are. */
-static int32_t draw_token(const Sampler *s, SampleScratch *c, int32_t top, double u) {
+/* Candidates: ids whose probability at this temperature is at least min_p of the best's, with
+ * prob[id] relative to the best. Returns their number and the sum of prob. */
+static int find_candidates(const Sampler *s, SampleScratch *c, int32_t top, double *total) {
     const SampleParams *p = s->params;
-    double best = c->logit[top], floor = p->min_p > 0 ? log((double)p->min_p) : -INFINITY,
-           total = 0;
+    double best = c->logit[top], floor = p->min_p > 0 ? log((double)p->min_p) : -INFINITY;
     int n = 0;
+    *total = 0;
     for (int i = 0; i < s->valid; i++) {
         double x = ((double)c->logit[i] - best) / (double)p->temperature;
         if (!(x >= floor) || c->logit[i] == -INFINITY)
             continue;
         c->prob[i] = (float)exp(x);
-        total += (double)c->prob[i];
+        *total += (double)c->prob[i];
         c->order[n++] = i;
     }
-    int limit = p->top_k > 0 && p->top_k < n ? p->top_k : n, left = n, taken = 0;
     heap_make(c->logit, c->order, n);
-    if (limit < n) { /* top-k first, then top-p within it */
-        double kept = 0;
-        for (int k = 0; k < limit; k++)
-            kept += (double)c->prob[heap_pop(c->logit, c->order, &left)];
-        total = kept;
-        /* popped ids stand at the end, best last: make them the heap */
-        memmove(c->order, c->order + n - limit, (size_t)limit * sizeof *c->order);
-        left = n = limit;
-        heap_make(c->logit, c->order, n);
-    }
-    double mass = total;
-    if (p->top_p < 1) { /* the smallest set of best ids whose mass reaches top_p: measured first,
-                           drawn from below */
-        int32_t *kept = c->order;
-        double sum = 0;
-        while (left > 0 && sum < (double)p->top_p * total) {
-            sum += (double)c->prob[heap_pop(c->logit, kept, &left)];
-            taken++;
-        }
-        mass = sum;
-        memmove(c->order, c->order + n - taken, (size_t)taken * sizeof *c->order);
-        left = n = taken;
-        heap_make(c->logit, c->order, n);
-    }
+    return n;
+}
+
+/* Keeps the best of the n candidates: at most `limit`, and no more than it takes to reach `mass`.
+ * Returns their number and the sum of prob. */
+static int keep_best(SampleScratch *c, int n, int limit, double mass, double *total) {
+    int left = n;
+    double sum = 0;
+    while (left > 0 && n - left < limit && sum < mass)
+        sum += (double)c->prob[heap_pop(c->logit, c->order, &left)];
+    *total = sum;
+    int kept = n - left; /* popped ids stand at the end */
+    memmove(c->order, c->order + left, (size_t)kept * sizeof *c->order);
+    heap_make(c->logit, c->order, kept);
+    return kept;
+}
+
+/* top-k, then top-p within it, then the draw. Candidates are taken in order of falling probability,
+ * so that a draw does not depend on how many others there are. */
+static int32_t draw_token(const Sampler *s, SampleScratch *c, int32_t top, double u) {
+    const SampleParams *p = s->params;
+    double total, sum = 0;
+    int n = find_candidates(s, c, top, &total);
+    if (p->top_k > 0 && p->top_k < n)
+        n = keep_best(c, n, p->top_k, INFINITY, &total);
+    if (p->top_p < 1)
+        n = keep_best(c, n, n, (double)p->top_p * total, &total);
     int32_t id = top;
-    for (double at = u * mass, sum = 0; left > 0;) {
-        id = heap_pop(c->logit, c->order, &left);
+    for (double at = u * total; n > 0 && sum <= at;) {
+        id = heap_pop(c->logit, c->order, &n);
         sum += (double)c->prob[id];
-        if (sum > at)
-            break;
     }
     return id;
 }
