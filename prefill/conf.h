@@ -9,6 +9,8 @@ typedef struct PrefillOpts {
     EngineOpts engine;
     ServiceOpts service;
     int64_t step_tokens, max_running, max_waiting, patience_ms;
+    char *kv_faults;
+    int64_t kv_seed;
 } PrefillOpts;
 
 extern const ConfTable PREFILL_CONF;

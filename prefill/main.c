@@ -7,6 +7,7 @@
 #include "base/life.h"
 #include "base/log.h"
 #include "proto/hello.h"
+#include "proto/kvlink_fault.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -156,11 +157,26 @@ static int start_model(App *a, Err *err) {
     return 0;
 }
 
+/* For tests: the link misbehaves by configuration. */
+static int add_faults(App *a, Err *err) {
+    const PrefillOpts *o = &a->opts;
+    KvFaultConf conf = {.loop = a->loop,
+                        .rules = o->kv_faults,
+                        .seed = (uint64_t)o->kv_seed,
+                        .timeout_ms = o->service.kv_timeout_ms};
+    if (!*o->kv_faults)
+        return 0;
+    LOG_WARN("the KV link misbehaves on purpose: %s", o->kv_faults);
+    return kvlink_fault_new(&a->link, &a->link, &conf, err) ? err_wrap(err, "[test] kv_faults") : 0;
+}
+
 static int start_pool(App *a, Err *err) {
     double gb_per_s = 0;
     uint64_t bytes = kv_pool_bytes(&a->runtime.layout);
     int rc =
         service_open_link(&a->link, &a->opts.service, a->loop, bytes, on_notice, a, &gb_per_s, err);
+    if (rc == 0)
+        rc = add_faults(a, err);
     if (rc)
         return rc;
     engine_kv_bind(a->runtime.engine, &a->runtime.layout, kvlink_pool(a->link, &bytes));

@@ -28,6 +28,6 @@ typedef struct KvFaultConf {
     int64_t timeout_ms; /* for silence: what the inner link has */
 } KvFaultConf;
 
-/* Takes *inner; closing *out closes it. E_INVAL, with *inner left alone, for a rule that does not
- * exist or has no proper number, by its name. */
+/* Takes *inner (out may be inner); closing *out closes it. E_INVAL, with *inner left alone, for a
+ * rule that does not exist or has no proper number, by its name. */
 int kvlink_fault_new(KvLink **out, KvLink **inner, const KvFaultConf *conf, Err *err);
