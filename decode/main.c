@@ -32,21 +32,9 @@ typedef struct App {
 
 static void on_event(void *arg, BusPeer *peer, BusEvent event, const char *reason) {
     App *a = arg;
-    const char *name = peer ? bus_peer_hello(peer)->name : "a router";
-    switch (event) {
-    case BUS_GONE:
-        LOG_INFO("%s gone: %s", name, reason);
+    service_log_event(peer, event, reason);
+    if (event == BUS_GONE)
         decode_on_router_gone(&a->decode, peer);
-        break;
-    case BUS_REFUSED:
-        LOG_WARN("%s does not fit: %s", name, reason);
-        break;
-    case BUS_SILENT:
-        LOG_WARN("%s silent: %s", name, reason);
-        break;
-    default:
-        LOG_INFO("%s %s", name, event == BUS_UP ? "connected" : "heard again");
-    }
 }
 
 static void on_message(void *arg, BusPeer *peer, const Baton__Envelope *env, const void *blob,
@@ -129,7 +117,7 @@ static void fill_hello(App *a) {
     a->hello.tp = (uint32_t)a->opts.engine.tp;
     a->hello.page_tokens = KV_PAGE_TOKENS;
     a->hello.kv_dtype = (char *)r->kv_dtype;
-    a->hello.max_context = (uint32_t)a->opts.engine.max_context;
+    a->hello.max_context = (uint32_t)r->max_context;
     a->hello.hidden = (uint32_t)r->shape->hidden;
     a->hello.n_experts = (uint32_t)r->shape->n_experts;
     a->hello.model = a->opts.engine.name;
@@ -188,7 +176,7 @@ static int start_decode(App *a, Err *err) {
     DecodeConf conf = {
         .limits = {.max_running = (int)o->max_running,
                    .max_batch = (int)o->max_batch,
-                   .max_context = (int)o->engine.max_context,
+                   .max_context = a->runtime.max_context,
                    .transfer_ms = o->transfer_ms,
                    .verify = o->verify,
                    .quarantine_budget = o->quarantine_budget},
@@ -254,7 +242,9 @@ int main(int argc, char **argv) {
     a->generation = clock_unique();
     a->loop = loop_new();
     Err err = {0};
-    int rc = start_model(a, &err);
+    int rc = service_check(&a->opts.service, &err);
+    if (rc == 0)
+        rc = start_model(a, &err);
     if (rc == 0)
         rc = start_pool(a, &err);
     if (rc == 0)

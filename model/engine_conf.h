@@ -64,10 +64,11 @@ typedef struct EngineOpts {
         {.section = "engine",                                                                      \
          .key = "max_context",                                                                     \
          .type = CONF_INT,                                                                         \
-         .def = "32768",                                                                           \
-         .min = 2,                                                                                 \
+         .def = "0",                                                                               \
          .max = 1 << 24,                                                                           \
-         .help = "Most tokens of one request, prompt and answer together.",                        \
+         .help = "Most tokens of one request, prompt and answer together; 0: as many as the "      \
+                 "model has "                                                                      \
+                 "positions.",                                                                     \
          .offset = offsetof(T, field.max_context)},                                                \
         {.section = "engine",                                                                      \
          .key = "pages",                                                                           \

@@ -56,6 +56,15 @@ static int load_tokenizer(Runtime *r, const char *dir, Err *err) {
     return rc;
 }
 
+static int decide_context(Runtime *r, const EngineOpts *o, Err *err) {
+    int most = r->shape->max_positions;
+    r->max_context = o->max_context > 0 && o->max_context < most ? (int)o->max_context : most;
+    if (o->max_context <= most)
+        return 0;
+    return err_set(err, E_INVAL, "[engine] max_context is %lld, the model has %d positions",
+                   (long long)o->max_context, most);
+}
+
 int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
     Runtime r = {.kv_dtype = KV_DTYPES[o->kv_dtype].name};
     int rc = weights_open(&r.weights, o->dir, err);
@@ -64,9 +73,8 @@ int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
         r.fingerprint = weights_fingerprint(r.weights);
         rc = load_tokenizer(&r, o->dir, err);
     }
-    if (rc == 0 && o->max_context > r.shape->max_positions)
-        rc = err_set(err, E_INVAL, "[engine] max_context is %lld, the model has %d positions",
-                     (long long)o->max_context, r.shape->max_positions);
+    if (rc == 0)
+        rc = decide_context(&r, o, err);
     if (rc == 0)
         rc = place_parse(o->resident, r.shape, &r.resident, err);
     if (rc) {
@@ -82,15 +90,15 @@ int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
 
 static int decide_pool(Runtime *r, const EngineOpts *o, Err *err) {
     r->layout = engine_kv_layout(r->engine);
-    int64_t page = (int64_t)kv_page_total_bytes(&r->layout), need = kv_pages_of(o->max_context);
+    int64_t page = (int64_t)kv_page_total_bytes(&r->layout), need = kv_pages_of(r->max_context);
     r->layout.n_pages = o->pages > 0 ? o->pages : o->pool_bytes / page;
     if (r->layout.n_pages >= need)
         return 0;
     return err_set(err, E_INVAL,
                    "the KV pool has %lld pages (%lld bytes each), but one request of max_context "
-                   "%lld takes %lld: raise [engine] %s to at least %lld or lower max_context",
-                   (long long)r->layout.n_pages, (long long)page, (long long)o->max_context,
-                   (long long)need, o->pages > 0 ? "pages" : "pool_bytes",
+                   "%d takes %lld: raise [engine] %s to at least %lld or lower max_context",
+                   (long long)r->layout.n_pages, (long long)page, r->max_context, (long long)need,
+                   o->pages > 0 ? "pages" : "pool_bytes",
                    (long long)(o->pages > 0 ? need : need * page));
 }
 
@@ -103,7 +111,7 @@ int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
         .max_rows = max_rows,
         .max_seqs = max_seqs,
         .max_logits = max_seqs,
-        .max_context = (int)o->max_context,
+        .max_context = r->max_context,
         .kv_dtype = KV_DTYPES[o->kv_dtype].dtype,
         .resident = r->resident,
         .port = port,

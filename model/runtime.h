@@ -14,6 +14,7 @@ typedef struct Runtime {
     Engine *engine;
     bool *resident;          /* as place_parse gives it */
     int n_remote;            /* experts that are not resident, over all layers */
+    int max_context;         /* tokens of one request */
     int n_tokens;            /* ids below it are tokens; the rest of the vocabulary is padding */
     uint64_t tokenizer_hash; /* XXH3-64 of tokenizer.json */
     const char *kv_dtype;    /* "f32", "bf16", "fp8" */

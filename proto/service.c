@@ -3,7 +3,9 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "proto/hello.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -13,6 +15,37 @@ enum { MEASURE_BYTES = 64 << 20, EXPERTS_AGAIN_MS = 500 };
 void service_log(const ServiceOpts *o, const char *program) {
     static const LogLevel level[] = {LOG_LV_ERR, LOG_LV_WARN, LOG_LV_INFO, LOG_LV_DEBUG};
     log_init(program, level[o->log_level]);
+}
+
+int service_check(const ServiceOpts *o, Err *err) {
+    size_t n = strlen(o->name);
+    bool printable = true;
+    for (size_t i = 0; i < n; i++)
+        printable = printable && isprint((unsigned char)o->name[i]);
+    if (n >= 1 && n <= HELLO_NAME_MAX && printable)
+        return 0;
+    return err_set(err, E_INVAL, "[service] name: expected 1 to %d printable characters",
+                   HELLO_NAME_MAX);
+}
+
+void service_log_event(const BusPeer *peer, BusEvent event, const char *reason) {
+    const char *name = peer ? bus_peer_hello(peer)->name : "a caller";
+    switch (event) {
+    case BUS_UP:
+        LOG_INFO("%s connected", name);
+        break;
+    case BUS_BACK:
+        LOG_INFO("%s heard again", name);
+        break;
+    case BUS_GONE:
+        LOG_INFO("%s gone: %s", name, reason);
+        break;
+    case BUS_REFUSED:
+        LOG_WARN("refused: %s", reason);
+        break;
+    default:
+        LOG_WARN("%s silent: %s", name, reason);
+    }
 }
 
 int service_open_link(KvLink **out, const ServiceOpts *o, Loop *loop, uint64_t pool_bytes,

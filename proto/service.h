@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/conf.h"
+#include "proto/bus.h"
 #include "proto/expertlink.h"
 #include "proto/kvlink.h"
 
@@ -98,8 +99,12 @@ typedef struct ServiceOpts {
         .offset = offsetof(T, field.step_ms)                                                       \
     }
 
+/* Whether the name can stand in a hello; E_INVAL. */
+int service_check(const ServiceOpts *o, Err *err);
 /* Sets up the log for a daemon called `program`. */
 void service_log(const ServiceOpts *o, const char *program);
+/* One line for an event of the bus. */
+void service_log_event(const BusPeer *peer, BusEvent event, const char *reason);
 
 /* Opens the KV link with a pool of pool_bytes and measures it; *gb_per_s may be logged. E_LIMIT
  * with both numbers when it is slower than configured. */
