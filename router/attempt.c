@@ -87,6 +87,7 @@ int attempt_prefill(Attempts *all, Attempt *a, const ApiReq *req, Baton__Grant *
     env.prefill = &prefill;
     int rc = all->send(all->arg, a->prefill, &env, err);
     a->wrote |= rc == 0;
+    a->asked |= rc == 0;
     return rc;
 }
 
@@ -146,7 +147,8 @@ void attempt_release(Attempts *all, Attempt *a, int64_t now_ms) {
     /* After a complete answer all KV has arrived, and prefill is about to say that it is done. */
     a->owe_prefill_cancel = a->wrote && !complete;
     a->owe_decode_cancel = a->decode && !a->decode_done;
-    a->owe_quiet = a->decode && a->failed && a->wrote;
+    /* Prefill may have been done before decode failed: its notice was lost on the way. */
+    a->owe_quiet = a->decode && a->failed && a->asked;
     settle(all, a);
 }
 

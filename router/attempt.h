@@ -20,6 +20,7 @@ struct Attempt {
     Peer *prefill;    /* NULL once prefill is done with it */
     Peer *decode;     /* NULL once decode is done with it and is owed nothing */
     bool wrote;       /* prefill was asked and is not known to be quiet */
+    bool asked;       /* prefill was asked */
     bool decode_done; /* decode has said its last word */
     bool failed;      /* decode may hold pages back until it hears that the writer is quiet */
     bool owe_prefill_cancel, owe_decode_cancel, owe_quiet;

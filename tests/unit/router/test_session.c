@@ -286,6 +286,20 @@ static void test_gone_after_prefill(void **state) {
     expect_nothing_left();
 }
 
+/* All was written, but decode did not hear of it: it is told that nobody writes any more. */
+static void test_decode_fails_after_prefill(void **state) {
+    (void)state;
+    rig_to_prefill("");
+    uint64_t first = current();
+    rig_prefill_done(p0, first);
+    assert_int_equal(rig_count(QUIET), 0);
+    rig_failed(d0, first, BATON__FAIL_CODE__FAIL_TRANSFER, false);
+    assert_int_equal(rig_count(QUIET), 1);
+    assert_int_equal(rig_last(QUIET)->request, first);
+    assert_ptr_equal(rig_last(QUIET)->peer, d0);
+    assert_int_not_equal(current(), first); /* and the request is tried again */
+}
+
 static void test_slow_client(void **state) {
     (void)state;
     rig_to_stream("\"stream\":true");
@@ -615,6 +629,7 @@ int main(void) {
         T(test_gone_while_prefilling),
         T(test_gone_while_streaming),
         T(test_gone_after_prefill),
+        T(test_decode_fails_after_prefill),
         T(test_slow_client),
         T(test_decode_dies_reserving),
         T(test_decode_dies_prefilling),
