@@ -92,13 +92,14 @@ int hello_check(const Baton__Hello *mine, const Baton__Hello *theirs, Err *err) 
         return err_set(err, E_MISMATCH, "%s has role %s, %s is a %s and does not talk to it",
                        theirs->name, hello_role_name(theirs->role), mine->name,
                        hello_role_name(mine->role));
-    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        if ((rc = check_field(mine, theirs, &fields[i], err)))
-            return rc;
+    /* Before kv_layout_hash, which differs with it and says less. */
     const char *a = mine->kv_dtype, *b = theirs->kv_dtype;
     if (a[0] && b[0] && strcmp(a, b) != 0)
         return err_set(err, E_MISMATCH, "%s has kv_dtype %s, %s expects %s", theirs->name, b,
                        mine->name, a);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        if ((rc = check_field(mine, theirs, &fields[i], err)))
+            return rc;
     return 0;
 }
 

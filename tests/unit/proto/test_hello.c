@@ -73,6 +73,8 @@ static void test_fields(void **state) {
     x = d;
     x.kv_dtype = (char *)"fp8";
     refused(&p, &x, "decode-0 has kv_dtype fp8, prefill-0 expects bf16");
+    x.kv_layout_hash = 0x22; /* follows from it: the dtype is what to say */
+    refused(&p, &x, "decode-0 has kv_dtype fp8, prefill-0 expects bf16");
     x = d;
     x.fingerprint = 2;
     refused(&p, &x,
