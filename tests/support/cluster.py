@@ -12,6 +12,7 @@ import urllib.request
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 BUILD = os.environ.get("BATON_BUILD", os.path.join(ROOT, "build/asan"))
 SLOW = float(os.environ.get("BATON_TEST_SLOW", "1"))  # factor for deadlines under sanitizers
+WRAP = os.environ.get("BATON_TEST_WRAP", "").split()  # command that starts each daemon, such as "setarch -R"
 NAMES = ("expertd-0", "expertd-1", "prefill", "decode", "router")
 
 
@@ -55,9 +56,10 @@ class Cluster:
         with open(os.path.join(self.folder, name + ".log"), errors="replace") as f:
             return f.read()
 
-    def spawn(self, name):
-        kind = re.sub(r"-\d$", "", name)
-        args = [os.path.join(BUILD, kind, "baton-" + kind), "--config", f"deploy/conf/demo/{name}.conf"]
+    def spawn(self, name, like=None):
+        """like: the daemon of the demo whose configuration file is taken, when it is not the one of that name."""
+        kind = re.sub(r"-\d$", "", like or name)
+        args = WRAP + [os.path.join(BUILD, kind, "baton-" + kind), "--config", f"deploy/conf/demo/{like or name}.conf"]
         for o in self.set[name]:
             args += ["--set", o]
         with open(os.path.join(self.folder, name + ".log"), "ab") as log:
