@@ -22,6 +22,7 @@ struct Peers {
     PeersCallbacks cb;
     Group prefill, decode;
     uint64_t pairs[ROUTE_MAX_NODES]; /* bit d of pairs[p]: their hellos fit */
+    Err misfit;                      /* why the last pair that does not fit does not */
     StatGauge *up_prefill, *up_decode;
     bool closing;
 };
@@ -33,7 +34,6 @@ static const char *role_name(const Peer *p) {
 /* ---- state ---- */
 
 static void refresh_pairs(Peers *all) {
-    Err err = {0};
     for (int p = 0; p < all->prefill.n; p++) {
         const Peer *prefill = &all->prefill.peer[p];
         all->pairs[p] = 0;
@@ -41,10 +41,11 @@ static void refresh_pairs(Peers *all) {
             Peer *decode = &all->decode.peer[d];
             if (!prefill->hello || !decode->hello)
                 continue;
-            if (hello_check_pair(prefill->hello, decode->hello, &err) == 0)
+            if (hello_check_pair(prefill->hello, decode->hello, &all->misfit) == 0)
                 all->pairs[p] |= 1ull << d;
             else
-                LOG_WARN("%s and %s do not fit: %s", prefill->endpoint, decode->endpoint, err.text);
+                LOG_WARN("%s and %s do not fit: %s", prefill->endpoint, decode->endpoint,
+                         all->misfit.text);
         }
     }
 }
@@ -314,6 +315,6 @@ bool peers_ready(void *arg, char *why, size_t n) {
     why[0] = '\0';
     bool no_prefill = group_missing(&all->prefill, "prefill", why, n);
     if (!group_missing(&all->decode, "decode", why, n) && !no_prefill)
-        snprintf(why, n, "no ready prefill fits a ready decode");
+        snprintf(why, n, "no ready prefill fits a ready decode: %s", all->misfit.text);
     return false;
 }

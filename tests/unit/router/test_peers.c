@@ -121,7 +121,8 @@ static bool says_loading(void) {
 }
 
 static bool says_no_fit(void) {
-    return !ready() && strstr(why, "fits");
+    return !ready() && strstr(why, "fits a ready decode: decode-") &&
+           strstr(why, "has page_tokens 32, prefill-0 expects 64");
 }
 
 static bool says_role(void) {
