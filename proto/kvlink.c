@@ -6,6 +6,7 @@
 #include "proto/kvlink.h"
 
 #include "base/clock.h"
+#include "proto/kvlink_seal.h"
 #include "proto/kvlink_ucx.h"
 
 #include <errno.h>
@@ -46,6 +47,8 @@ typedef struct Link {
     KvLink base;
     KvLinkConf conf;
     Ucx ucx;
+    void *address, *key; /* sealed, for others; fixed once open */
+    size_t address_len, key_len;
     pthread_t thread;
     bool running;
     int wake_fd, event_fd;
@@ -328,6 +331,8 @@ static int64_t look_after_peers(Link *l) {
     int64_t now = clock_now_ms(), next = now + TICK_MS;
     for (KvPeer **at = &l->peers, *p; (p = *at);) {
         bool late = p->n_puts > 0 && p->put_deadline_ms <= now;
+        if (p->n_puts > 0 && !late && p->put_deadline_ms < next)
+            next = p->put_deadline_ms;
         for (Op *op = p->ops; op; op = op->next) {
             late |= op->deadline_ms <= now;
             next = op->deadline_ms < next && op->deadline_ms > now ? op->deadline_ms : next;
@@ -412,14 +417,21 @@ static void *link_pool(KvLink *base, uint64_t *bytes) {
     return l->ucx.pool;
 }
 
+static uint64_t pool_base(const Link *l) {
+    return (uint64_t)(uintptr_t)l->ucx.pool;
+}
+
+static void seal(Link *l) {
+    uint64_t base = pool_base(l), bytes = l->conf.pool_bytes;
+    l->address = kvlink_seal_pack(KV_SEAL_ADDRESS, base, bytes, l->ucx.address, l->ucx.address_len,
+                                  &l->address_len);
+    l->key = kvlink_seal_pack(KV_SEAL_KEY, base, bytes, l->ucx.rkey, l->ucx.rkey_len, &l->key_len);
+}
+
 static void link_describe(KvLink *base, KvRemote *out) {
     Link *l = link_of(base);
-    *out = (KvRemote){l->ucx.address,
-                      l->ucx.address_len,
-                      l->ucx.rkey,
-                      l->ucx.rkey_len,
-                      (uint64_t)(uintptr_t)l->ucx.pool,
-                      l->conf.pool_bytes};
+    *out = (KvRemote){l->address, l->address_len, l->key,
+                      l->key_len, pool_base(l),   l->conf.pool_bytes};
 }
 
 static void *copy_of(const void *bytes, size_t len) {
@@ -430,12 +442,20 @@ static void *copy_of(const void *bytes, size_t len) {
 
 static int link_connect(KvLink *base, const KvRemote *r, KvPeer **out, Err *err) {
     Link *l = link_of(base);
-    if (!r->address || r->address_len < 8 || !r->rkey || r->rkey_len < 1)
-        return err_set(err, E_INVAL, "kvlink: address or key of the peer is missing");
+    const void *address, *key;
+    size_t address_len, key_len;
+    int bad = kvlink_seal_unpack(KV_SEAL_ADDRESS, r->base, r->bytes, r->address, r->address_len,
+                                 &address, &address_len);
+    if (bad == 0)
+        bad = kvlink_seal_unpack(KV_SEAL_KEY, r->base, r->bytes, r->rkey, r->rkey_len, &key,
+                                 &key_len);
+    if (bad)
+        return err_set(err, bad, "kvlink: address or key of the peer is damaged (%s)",
+                       err_name(bad));
     KvPeer *p = xcalloc(1, sizeof *p);
     p->link = l;
-    p->address = copy_of(r->address, r->address_len);
-    p->rkey = copy_of(r->rkey, r->rkey_len);
+    p->address = copy_of(address, address_len);
+    p->rkey = copy_of(key, key_len);
     p->remote = *r;
     int rc = send_command(l, (Command){.kind = CONNECT, .peer = p}, err);
     if (rc)
@@ -529,6 +549,8 @@ static void link_close(KvLink *base) {
         close(l->event_fd);
     pthread_cond_destroy(&l->test_done);
     pthread_mutex_destroy(&l->lock);
+    free(l->address);
+    free(l->key);
     free(l);
 }
 
@@ -552,6 +574,7 @@ int kvlink_open(KvLink **out, const KvLinkConf *conf, Err *err) {
         rc = ucx_open(&l->ucx, conf->transports, conf->devices, conf->pool_bytes, on_ucx_notice, l,
                       err);
     if (rc == 0) {
+        seal(l);
         l->watch = loop_fd_new(conf->loop, l->event_fd, UV_READABLE, on_events, l);
         rc = l->watch ? 0 : err_set(err, E_IO, "kvlink: cannot watch its events");
     }

@@ -24,9 +24,9 @@ typedef struct KvPeer KvPeer;
 
 /* What a writer needs to know of the memory it writes into; all borrowed. */
 typedef struct KvRemote {
-    const void *address; /* the owner's worker address */
+    const void *address; /* the owner's worker address, sealed (kvlink_seal.h) */
     size_t address_len;
-    const void *rkey;
+    const void *rkey; /* and the key of its pool, sealed with base and bytes */
     size_t rkey_len;
     uint64_t base;  /* the owner's virtual address of the pool */
     uint64_t bytes; /* and its size: puts beyond it are refused */
@@ -86,8 +86,9 @@ static inline void kvlink_describe(KvLink *l, KvRemote *out) {
     l->ops->describe(l, out);
 }
 
-/* Makes a peer; what is wrong with the address shows at the first put. One peer per remote process
- * and generation: the caller caches them. */
+/* Makes a peer. E_FORMAT or E_MISMATCH when *remote is not, whole, what its owner described; that
+ * the owner cannot be reached shows at the first put. One peer per remote process and generation:
+ * the caller caches them. */
 static inline int kvlink_connect(KvLink *l, const KvRemote *remote, KvPeer **out, Err *err) {
     return l->ops->connect(l, remote, out, err);
 }

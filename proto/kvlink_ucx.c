@@ -68,6 +68,20 @@ static void prefer(ucp_config_t *config, const char *key, const char *value) {
         (void)ucp_config_modify(config, key, value);
 }
 
+/* Within a host UCX would take TCP: under error mode PEER its shared memory counts only when told
+ * to watch the other process, and writes go through it only when the pool lies in such memory. Of
+ * the two kinds POSIX segments are tied to a file, so that nothing outlives the processes. UCX
+ * warns of the first setting when no such transport is wanted. */
+static void prefer_shared_memory(ucp_config_t *config, const char *transports) {
+    const char *env = getenv("UCX_TLS"), *wanted = *transports ? transports : env ? env : "";
+    if (!*wanted)
+        (void)ucp_config_modify(config, "TLS", "^sysv");
+    if (!*wanted || strstr(wanted, "posix") || strstr(wanted, "sm") || strstr(wanted, "shm") ||
+        strstr(wanted, "all"))
+        prefer(config, "MM_ERROR_HANDLING", "y");
+    prefer(config, "ALLOC_PRIO", "md:posix,huge,thp,md:*,mmap,heap");
+}
+
 static int open_context(Ucx *u, const char *transports, const char *devices, Err *err) {
     ucp_config_t *config;
     ucs_status_t s = ucp_config_read(NULL, NULL, &config);
@@ -76,7 +90,7 @@ static int open_context(Ucx *u, const char *transports, const char *devices, Err
                        ucs_status_string(s));
     prefer(config, "RNDV_THRESH", "inf");
     prefer(config, "KEEPALIVE_INTERVAL", "1s");
-    prefer(config, "POSIX_ERROR_HANDLING", "y");
+    prefer_shared_memory(config, transports);
     if (*transports && ucp_config_modify(config, "TLS", transports) != UCS_OK)
         s = UCS_ERR_INVALID_PARAM;
     if (*devices && ucp_config_modify(config, "NET_DEVICES", devices) != UCS_OK)
