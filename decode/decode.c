@@ -10,6 +10,14 @@
 
 /* ---- life ---- */
 
+static void show_load(Decode *d) {
+    stat_set(d->stats.running, d->n_running);
+    stat_set(d->stats.waiting, d->n_active - d->n_running);
+    stat_set(d->stats.free_pages, kv_pool_n_free(d->pool));
+    stat_set(d->stats.used_pages, kv_pool_n_used(d->pool));
+    stat_set(d->stats.quarantined_pages, kv_pool_n_quarantined(d->pool));
+}
+
 void decode_init(Decode *d, const DecodeConf *conf) {
     *d = (Decode){.conf = *conf, .next_ticket = 1};
     d->pool = kv_pool_new((int)conf->runtime->layout.n_pages);
@@ -17,6 +25,7 @@ void decode_init(Decode *d, const DecodeConf *conf) {
     decode_out_init(&d->out, conf->limits.max_batch);
     decode_steps_init(d);
     decode_transfer_init(d);
+    show_load(d);
 }
 
 static void give_pages(Decode *d, DecodeRequest *r) {
@@ -248,11 +257,7 @@ void decode_tick(Decode *d) {
         next = r->next;
         check_deadlines(d, r, now);
     }
-    stat_set(d->stats.running, d->n_running);
-    stat_set(d->stats.waiting, d->n_active - d->n_running);
-    stat_set(d->stats.free_pages, kv_pool_n_free(d->pool));
-    stat_set(d->stats.used_pages, kv_pool_n_used(d->pool));
-    stat_set(d->stats.quarantined_pages, kv_pool_n_quarantined(d->pool));
+    show_load(d);
 }
 
 void decode_drain(Decode *d) {

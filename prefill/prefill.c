@@ -9,12 +9,22 @@
 
 /* ---- life ---- */
 
+static void show_load(Prefill *p) {
+    stat_set(p->stats.running, p->n_begun);
+    stat_set(p->stats.waiting, p->n - p->n_begun);
+    stat_set(p->stats.free_pages, kv_pool_n_free(p->pool));
+    stat_set(p->stats.used_pages, kv_pool_n_used(p->pool));
+    stat_set(p->stats.quarantined_pages, kv_pool_n_quarantined(p->pool));
+    stat_set(p->stats.queued_tokens, (double)p->queued_tokens);
+}
+
 void prefill_init(Prefill *p, const PrefillConf *conf) {
     *p = (Prefill){.conf = *conf};
     p->pool = kv_pool_new((int)conf->runtime->layout.n_pages);
     prefill_stats_init(&p->stats);
     p->peers = (PrefillPeers){.link = conf->link, .count = p->stats.peers};
     prefill_steps_init(p);
+    show_load(p);
 }
 
 static void forget(Prefill *p, PrefillRequest *r) {
@@ -220,12 +230,7 @@ void prefill_tick(Prefill *p) {
     if (!p->stepping)
         prefill_peers_sweep(&p->peers, now);
     prefill_steps_pump(p);
-    stat_set(p->stats.running, p->n_begun);
-    stat_set(p->stats.waiting, p->n - p->n_begun);
-    stat_set(p->stats.free_pages, kv_pool_n_free(p->pool));
-    stat_set(p->stats.used_pages, kv_pool_n_used(p->pool));
-    stat_set(p->stats.quarantined_pages, kv_pool_n_quarantined(p->pool));
-    stat_set(p->stats.queued_tokens, (double)p->queued_tokens);
+    show_load(p);
 }
 
 void prefill_drain(Prefill *p) {
