@@ -10,7 +10,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MEASURE_BYTES = 64 << 20, EXPERTS_AGAIN_MS = 500 };
+enum { MEASURE_BYTES = 8 << 20, EXPERTS_AGAIN_MS = 500 };
 
 void service_log(const ServiceOpts *o, const char *program) {
     static const LogLevel level[] = {LOG_LV_ERR, LOG_LV_WARN, LOG_LV_INFO, LOG_LV_DEBUG};

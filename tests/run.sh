@@ -10,6 +10,8 @@ if [ $# -gt 0 ] && [ "${1#-}" = "$1" ]; then
 fi
 
 deploy/install-deps.sh test
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
 cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBATON_SANITIZE=address,undefined >/dev/null
 ninja -C "$build" -j "$(nproc)" --quiet
 
@@ -24,7 +26,7 @@ fi
 export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
 export UBSAN_OPTIONS=print_stacktrace=1
 set +e
-ctest --test-dir "$build" --output-on-failure --output-junit "$PWD/$build/junit.xml" "$@"
+ctest --test-dir "$build" --output-on-failure --output-junit junit.xml "$@"
 set -e
 count() { grep -o "$1=\"[0-9]*\"" "$build/junit.xml" | head -n 1 | tr -dc 0-9; }
 total=$(count tests) failed=$(count failures) skipped=$(( $(count disabled) + $(count skipped) ))
