@@ -4,10 +4,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "decode/sched.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 static DecodeAdmit may_enter(const Decode *d, int need_pages, uint32_t *retry_ms) {
     DecodeSchedView v = {
@@ -16,15 +14,13 @@ static DecodeAdmit may_enter(const Decode *d, int need_pages, uint32_t *retry_ms
         .active = d->n_active,
         .max_active = d->conf.limits.max_running,
         .step_ms = d->step_ms,
+        .running = d->load,
     };
-    DecodeSchedRunning *running = xcalloc((size_t)d->n_running + 1, sizeof *running);
     for (const DecodeRequest *r = d->requests.list; r; r = r->next)
         if (r->state == DECODE_RUNNING)
-            running[v.n_running++] = (DecodeSchedRunning){r->max_answer - r->n_answer, r->n_pages};
-    v.running = running;
-    DecodeAdmit verdict = decode_sched_admit(&v, need_pages, retry_ms);
-    free(running);
-    return verdict;
+            v.running[v.n_running++] =
+                (DecodeSchedRunning){r->max_answer - r->n_answer, r->n_pages};
+    return decode_sched_admit(&v, need_pages, retry_ms);
 }
 
 static int send_grant(const Decode *d, const DecodeRequest *r, Err *err) {

@@ -13,6 +13,7 @@
 #include "base/loop.h"
 #include "decode/out.h"
 #include "decode/request.h"
+#include "decode/sched.h"
 #include "decode/stats.h"
 #include "model/batch.h"
 #include "model/expert_watch.h"
@@ -61,9 +62,9 @@ typedef struct Decode {
     Batch batch;
     DecodeRequest **in_step; /* [max_batch], in batch order */
     int n_in_step;
-    DecodeRequest **running; /* [max_running] candidates of a step, scratch */
-    uint64_t *running_turn;
-    int *running_pick;
+    DecodeRequest **running;  /* [max_running] candidates of a step, scratch */
+    DecodeSchedTurn *turn;    /* [max_running] of them, scratch */
+    DecodeSchedRunning *load; /* [max_running] for admission, scratch */
     bool stepping;
     uint64_t n_turns;
     int step_status;

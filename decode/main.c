@@ -173,6 +173,7 @@ static int start_decode(App *a, Err *err) {
                              .on_change = on_ready_change,
                              .arg = a};
     a->watch = expert_watch_new(&watch);
+    expert_watch_worked(a->watch); /* all have just said hello */
     DecodeConf conf = {
         .limits = {.max_running = (int)o->max_running,
                    .max_batch = (int)o->max_batch,

@@ -15,7 +15,7 @@ typedef struct DecodeSchedView {
     int active, max_active; /* requests that hold pages: reserved and running */
     double step_ms;         /* of late; 0: unknown */
     int n_running;
-    const DecodeSchedRunning *running; /* [n_running] */
+    DecodeSchedRunning *running; /* [n_running] */
 } DecodeSchedView;
 
 typedef enum DecodeAdmit {
@@ -28,10 +28,16 @@ enum { DECODE_RETRY_MIN_MS = 100, DECODE_RETRY_MAX_MS = 30000 };
 
 /* A request is let in when a place and all its pages are there, for the whole answer at once: what
  * runs never waits for a page, so nothing can lock up. *retry_ms estimates when enough of the
- * running requests are over, shortest rest first; written for DECODE_BUSY only. */
+ * running requests are over, shortest rest first; written for DECODE_BUSY only. Sorts running[]. */
 DecodeAdmit decode_sched_admit(const DecodeSchedView *v, int need_pages, uint32_t *retry_ms);
 
+/* A request that could take part in the next step. */
+typedef struct DecodeSchedTurn {
+    uint64_t last; /* number of the last turn it had; numbers rise with each turn of any request */
+    int index;     /* the caller's */
+} DecodeSchedTurn;
+
 /* Which of n requests take part in the next step: all when they fit, else the max whose last turn
- * is longest ago. last_turn[n] rises with each turn that any request has. Writes indices to out[],
- * longest wait first, so that turns given in this order go round; returns how many. */
-int decode_sched_step(const uint64_t *last_turn, int n, int max, int *out);
+ * is longest ago. Sorts turn[] so that they come first, longest wait first: turns given in this
+ * order go round. Returns how many. */
+int decode_sched_step(DecodeSchedTurn *turn, int n, int max);

@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "decode/sched.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,14 +34,14 @@ static void pump(Decode *d) {
     for (DecodeRequest *r = d->requests.list; r; r = r->next) {
         if (r->state != DECODE_RUNNING)
             continue;
-        d->running[n] = r;
-        d->running_turn[n++] = r->last_turn;
+        d->turn[n] = (DecodeSchedTurn){r->last_turn, n};
+        d->running[n++] = r;
     }
-    n = decode_sched_step(d->running_turn, n, d->conf.limits.max_batch, d->running_pick);
+    n = decode_sched_step(d->turn, n, d->conf.limits.max_batch);
     d->n_in_step = 0;
     batch_clear(&d->batch);
     for (int i = 0; i < n; i++)
-        add_to_batch(d, d->running[d->running_pick[i]]);
+        add_to_batch(d, d->running[d->turn[i].index]);
     d->stepping = stepper_put(d->conf.stepper, &d->step_task);
     CHECK(d->stepping); /* the stepper has room for each kind of task */
 }
@@ -135,8 +134,8 @@ void decode_steps_init(Decode *d) {
     batch_init(&d->batch, l->max_batch, l->max_batch, l->max_context);
     d->in_step = xcalloc(batch, sizeof(DecodeRequest *));
     d->running = xcalloc(running, sizeof(DecodeRequest *));
-    d->running_turn = xcalloc(running, sizeof *d->running_turn);
-    d->running_pick = xcalloc(running, sizeof *d->running_pick);
+    d->turn = xcalloc(running, sizeof *d->turn);
+    d->load = xcalloc(running, sizeof *d->load);
     d->step_task = (StepTask){.run = run_step, .done = on_stepped, .arg = d};
 }
 
@@ -144,6 +143,6 @@ void decode_steps_done(Decode *d) {
     batch_done(&d->batch);
     free(d->in_step);
     free(d->running);
-    free(d->running_turn);
-    free(d->running_pick);
+    free(d->turn);
+    free(d->load);
 }

@@ -14,6 +14,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { MAX_PAGES = 1 << 24 }; /* as many as the option takes */
+
 static const struct {
     const char *name;
     Dtype dtype;
@@ -92,6 +94,8 @@ static int decide_pool(Runtime *r, const EngineOpts *o, Err *err) {
     r->layout = engine_kv_layout(r->engine);
     int64_t page = (int64_t)kv_page_total_bytes(&r->layout), need = kv_pages_of(r->max_context);
     r->layout.n_pages = o->pages > 0 ? o->pages : o->pool_bytes / page;
+    if (r->layout.n_pages > MAX_PAGES)
+        r->layout.n_pages = MAX_PAGES;
     if (r->layout.n_pages >= need)
         return 0;
     return err_set(err, E_INVAL,

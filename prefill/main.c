@@ -186,6 +186,7 @@ static int start_prefill(App *a, Err *err) {
                              .on_change = on_ready_change,
                              .arg = a};
     a->watch = expert_watch_new(&watch);
+    expert_watch_worked(a->watch); /* all have just said hello */
     PrefillConf conf = {
         .limits = {.max_waiting = (int)o->max_waiting,
                    .max_running = (int)o->max_running,

@@ -10,11 +10,12 @@ typedef struct PrefillSchedItem {
     bool begun;          /* holds its pages */
     int pages;           /* that it takes when it begins */
     int64_t waited_ms;   /* since it arrived or had its last chunk */
+    int index;           /* the caller's; rises with arrival */
 } PrefillSchedItem;
 
 typedef struct PrefillSchedView {
     int n;
-    const PrefillSchedItem *item; /* [n] in order of arrival */
+    PrefillSchedItem *item; /* [n]; sorted by the policy */
     int free_pages;
     int n_begun, max_begun;
     int step_tokens;     /* tokens of one step */
@@ -24,7 +25,7 @@ typedef struct PrefillSchedView {
 } PrefillSchedView;
 
 typedef struct PrefillSchedChunk {
-    int item, n_tokens; /* the next n_tokens of item[item] */
+    int index, n_tokens; /* the next n_tokens of the request of that index */
 } PrefillSchedChunk;
 
 /* Shortest rest first, so that a long prompt does not hold up short ones; but a request that has

@@ -56,11 +56,13 @@ static int choose(Prefill *p) {
         if (r->doomed || r->state > PREFILL_COMPUTING)
             continue;
         p->sched_request[v.n] = r;
-        p->sched_item[v.n++] = (PrefillSchedItem){.computed = r->computed,
-                                                  .total = r->n_prompt,
-                                                  .begun = r->begun_ms != 0,
-                                                  .pages = r->n_pages,
-                                                  .waited_ms = now - r->served_ms};
+        p->sched_item[v.n] = (PrefillSchedItem){.computed = r->computed,
+                                                .total = r->n_prompt,
+                                                .begun = r->begun_ms != 0,
+                                                .pages = r->n_pages,
+                                                .waited_ms = now - r->served_ms,
+                                                .index = v.n};
+        v.n++;
     }
     return prefill_sched_next(&v, p->sched_chunk);
 }
@@ -104,7 +106,7 @@ void prefill_steps_pump(Prefill *p) {
     batch_clear(&p->batch);
     push_clear(&p->push);
     for (int i = 0; i < n; i++) {
-        PrefillRequest *r = p->sched_request[p->sched_chunk[i].item];
+        PrefillRequest *r = p->sched_request[p->sched_chunk[i].index];
         if (!r->begun_ms)
             begin(p, r);
         add_chunk(p, r, p->sched_chunk[i].n_tokens);
@@ -156,6 +158,16 @@ static void take_chunk(Prefill *p, const PrefillChunk *c, int64_t now) {
     }
 }
 
+/* Without its experts nothing here can go on; whoever waits is better told now. */
+static void fail_all(Prefill *p) {
+    for (PrefillRequest *next, *r = p->first; r; r = next) {
+        next = r->next;
+        if (r->state <= PREFILL_COMPUTING)
+            prefill_fail(p, r, BATON__FAIL_CODE__FAIL_EXPERT, p->step_err.text);
+    }
+    expert_watch_failed(p->conf.experts, p->step_err.text);
+}
+
 static void on_stepped(StepTask *t) {
     Prefill *p = t->arg;
     int64_t now = clock_now_ms();
@@ -173,7 +185,7 @@ static void on_stepped(StepTask *t) {
     if (p->step_status == 0)
         expert_watch_worked(p->conf.experts);
     else if (p->conf.runtime->n_remote > 0)
-        expert_watch_failed(p->conf.experts, p->step_err.text);
+        fail_all(p);
     p->stepping = false;
     prefill_peers_sweep(&p->peers, now);
     prefill_steps_pump(p);

@@ -8,16 +8,19 @@
 
 #include <cmocka.h>
 
-static const DecodeSchedRunning RUNNING[] = {{500, 4}, {100, 3}, {300, 2}};
+static DecodeSchedRunning running[3];
 
 static DecodeSchedView view(void) {
+    running[0] = (DecodeSchedRunning){500, 4};
+    running[1] = (DecodeSchedRunning){100, 3};
+    running[2] = (DecodeSchedRunning){300, 2};
     return (DecodeSchedView){.free_pages = 2,
                              .total_pages = 20,
                              .active = 3,
                              .max_active = 10,
                              .step_ms = 20,
                              .n_running = 3,
-                             .running = RUNNING};
+                             .running = running};
 }
 
 static void test_admission(void **state) {
@@ -60,35 +63,35 @@ static void test_retry_times(void **state) {
 
 static void test_all_run_when_they_fit(void **state) {
     (void)state;
-    const uint64_t last[4] = {9, 1, 5, 5};
-    int out[4];
-    assert_int_equal(decode_sched_step(last, 4, 4, out), 4);
+    DecodeSchedTurn turn[4] = {{9, 0}, {1, 1}, {5, 2}, {5, 3}};
+    assert_int_equal(decode_sched_step(turn, 4, 4), 4);
     for (int i = 0; i < 4; i++)
-        assert_int_equal(out[i], i);
-    assert_int_equal(decode_sched_step(last, 0, 4, out), 0);
+        assert_int_equal(turn[i].index, i);
+    assert_int_equal(decode_sched_step(turn, 0, 4), 0);
 }
 
 static void test_those_that_waited_longest_run_first(void **state) {
     (void)state;
-    const uint64_t last[5] = {9, 1, 5, 5, 0};
-    int out[3];
-    assert_int_equal(decode_sched_step(last, 5, 3, out), 3);
-    assert_int_equal(out[0], 4);
-    assert_int_equal(out[1], 1);
-    assert_int_equal(out[2], 2); /* before 3, which waited as long */
+    DecodeSchedTurn turn[5] = {{9, 0}, {1, 1}, {5, 2}, {5, 3}, {0, 4}};
+    assert_int_equal(decode_sched_step(turn, 5, 3), 3);
+    assert_int_equal(turn[0].index, 4);
+    assert_int_equal(turn[1].index, 1);
+    assert_int_equal(turn[2].index, 2); /* before 3, which waited as long */
 }
 
 static void test_turns_are_fair(void **state) {
     (void)state;
     enum { N = 17, MAX = 5, STEPS = 340 };
-    uint64_t last[N] = {0};
-    int out[MAX], count[N] = {0};
-    uint64_t turn = 0;
+    uint64_t last[N] = {0}, n_turns = 0;
+    int count[N] = {0};
     for (int step = 0; step < STEPS; step++) {
-        int n = decode_sched_step(last, N, MAX, out);
+        DecodeSchedTurn turn[N];
+        for (int i = 0; i < N; i++)
+            turn[i] = (DecodeSchedTurn){last[i], i};
+        int n = decode_sched_step(turn, N, MAX);
         for (int i = 0; i < n; i++) {
-            last[out[i]] = ++turn;
-            count[out[i]]++;
+            last[turn[i].index] = ++n_turns;
+            count[turn[i].index]++;
         }
     }
     for (int i = 0; i < N; i++)

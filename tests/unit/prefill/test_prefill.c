@@ -426,15 +426,19 @@ static void test_an_expert_that_fails_voids_the_step(void **state) {
     const char *why;
     rig_wish.step_status = E_DEADLINE;
     rig_prefill(r, 0, 1, 300, 0, NULL);
+    rig_prefill(r, 0, 2, 900, 0, NULL); /* waits */
     assert_true(rig_task());
+    assert_int_equal(rig_failed()->request, 2);
     assert_true(rig_settle(0));
-    assert_int_equal(rig_failed()->code, BATON__FAIL_CODE__FAIL_EXPERT);
-    assert_true(rig_failed()->quiet);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(rig_sent(i)->failed->code, BATON__FAIL_CODE__FAIL_EXPERT);
+        assert_true(rig_sent(i)->failed->quiet);
+    }
     assert_false(prefill_ready(&r->p, &why));
     assert_non_null(strstr(why, "expertd-1"));
     assert_int_equal(r->n_ready, 1);
     rig_forget();
-    rig_prefill(r, 0, 2, 10, 0, NULL);
+    rig_prefill(r, 0, 3, 10, 0, NULL);
     assert_int_equal(rig_failed()->code, BATON__FAIL_CODE__FAIL_EXPERT);
     rig_wish.step_status = 0;
     uv_run(loop_uv(r->loop), UV_RUN_ONCE); /* the probe */
