@@ -18,7 +18,13 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { MAX_COMMANDS = 16384, TICK_MS = 1000 };
+enum {
+    MAX_COMMANDS = 16384,
+    IDLE_TICK_MS = 10,
+    ACTIVE_TICK_MS = 1,
+    WIRE_MS = 1000,
+    PROGRESS_MAX = 1000
+};
 
 typedef enum Kind { CONNECT, PUT, FLUSH, NOTIFY, DISCONNECT, SELFTEST } Kind;
 
@@ -145,7 +151,6 @@ typedef struct Op {
     void *notice; /* NULL: flush only */
     size_t len;
     int64_t deadline_ms;
-    bool ended;
 } Op;
 
 struct KvPeer {
@@ -155,6 +160,7 @@ struct KvPeer {
     void *address, *rkey; /* until connected */
     KvRemote remote;
     _Atomic int failed;      /* 0 or an E_ code; written by the link's thread, read by callers */
+    bool wired;              /* the other side has answered */
     bool leaving;            /* disconnect was called */
     bool closed;             /* the endpoint is gone */
     int n_puts;              /* writes in flight */
@@ -223,6 +229,20 @@ static void on_ep_error(void *arg) {
     peer_fail(arg, E_PEER);
 }
 
+static void on_wired(void *arg, int status) {
+    Op *op = arg;
+    op->peer->wired = !status;
+    on_flushed(arg, status);
+}
+
+static Op *op_new(KvPeer *p, KvDoneFn done, void *arg) {
+    Op *op = xcalloc(1, sizeof *op);
+    *op = (Op){
+        .peer = p, .done = done, .arg = arg, .deadline_ms = deadline_of(p->link), .next = p->ops};
+    p->ops = op;
+    return op;
+}
+
 static void do_connect(Link *l, KvPeer *p) {
     int rc = ucx_ep_open(&l->ucx, &p->ep, p->address, p->rkey, on_ep_error, p);
     free(p->address);
@@ -233,6 +253,8 @@ static void do_connect(Link *l, KvPeer *p) {
     if (rc) {
         p->closed = !p->ep.ep;
         peer_fail(p, rc);
+    } else {
+        ucx_flush(&p->ep, on_wired, op_new(p, NULL, NULL));
     }
 }
 
@@ -246,17 +268,11 @@ static void do_put(Link *l, KvPeer *p, const KvSeg *seg, size_t n) {
     }
 }
 
-static void do_op(Link *l, Command *c) {
+static void do_op(Command *c) {
     KvPeer *p = c->peer;
-    Op *op = xcalloc(1, sizeof *op);
-    *op = (Op){.peer = p,
-               .done = c->done,
-               .arg = c->arg,
-               .notice = c->bytes,
-               .len = c->len,
-               .deadline_ms = deadline_of(l),
-               .next = p->ops};
-    p->ops = op;
+    Op *op = op_new(p, c->done, c->arg);
+    op->notice = c->bytes;
+    op->len = c->len;
     c->bytes = NULL;
     if (atomic_load(&p->failed))
         op_end(op, atomic_load(&p->failed));
@@ -292,7 +308,7 @@ static void run_command(Link *l, Command *c) {
         break;
     case FLUSH:
     case NOTIFY:
-        do_op(l, c);
+        do_op(c);
         break;
     case DISCONNECT:
         do_disconnect(c->peer);
@@ -326,27 +342,27 @@ static void peer_free(KvPeer *p) {
 }
 
 /* Fails peers whose work is late; frees those that have left and have nothing in flight. Returns
- * the next deadline. */
-static int64_t look_after_peers(Link *l) {
-    int64_t now = clock_now_ms(), next = now + TICK_MS;
+ * how long the thread may sleep. Not long while anything is in flight, since a full queue in shared
+ * memory becomes free without an event; nor ever very long, since UCX 1.13 at times leaves out the
+ * event of the first message in such a queue. */
+static int look_after_peers(Link *l) {
+    int64_t now = clock_now_ms();
+    bool active = false;
     for (KvPeer **at = &l->peers, *p; (p = *at);) {
         bool late = p->n_puts > 0 && p->put_deadline_ms <= now;
-        if (p->n_puts > 0 && !late && p->put_deadline_ms < next)
-            next = p->put_deadline_ms;
-        for (Op *op = p->ops; op; op = op->next) {
+        for (Op *op = p->ops; op; op = op->next)
             late |= op->deadline_ms <= now;
-            next = op->deadline_ms < next && op->deadline_ms > now ? op->deadline_ms : next;
-        }
         if (late && !atomic_load(&p->failed))
             peer_fail(p, E_DEADLINE);
         if (p->leaving && p->closed && p->n_puts == 0 && !p->ops) {
             *at = p->next;
             peer_free(p);
         } else {
+            active |= p->n_puts > 0 || p->ops || p->leaving;
             at = &p->next;
         }
     }
-    return next;
+    return active ? ACTIVE_TICK_MS : IDLE_TICK_MS;
 }
 
 /* Runs what waits, then sleeps until UCX, a command or a deadline wants attention. */
@@ -356,22 +372,32 @@ static bool turn(Link *l) {
         next = c->next;
         run_command(l, c);
     }
-    while (ucx_progress(&l->ucx))
+    for (int i = 0; i < PROGRESS_MAX && ucx_progress(&l->ucx); i++)
         ;
-    int64_t wait = look_after_peers(l) - clock_now_ms();
+    int wait_ms = look_after_peers(l);
     if (!ucx_arm(&l->ucx) || stop)
         return !stop;
     struct pollfd fds[2] = {{.fd = l->ucx.event_fd, .events = POLLIN},
                             {.fd = l->wake_fd, .events = POLLIN}};
-    poll(fds, 2, wait < 1 ? 1 : (int)wait);
+    poll(fds, 2, wait_ms);
     clear_fd(l->wake_fd);
     return true;
 }
 
+static bool all_wired(const Link *l) {
+    for (const KvPeer *p = l->peers; p; p = p->next)
+        if (!p->wired && !atomic_load(&p->failed))
+            return false;
+    return true;
+}
+
 /* Closes every endpoint by force and waits for their callbacks, at most as long as an operation may
- * take. */
+ * take. Connections in the making are given a moment first: UCX 1.13 aborts a receiver that cannot
+ * answer the first message over TCP because the sender is gone. */
 static void leave(Link *l) {
-    int64_t end = clock_now_ms() + l->conf.timeout_ms;
+    int64_t now = clock_now_ms(), end = now + l->conf.timeout_ms;
+    while (!all_wired(l) && clock_now_ms() < now + WIRE_MS)
+        ucx_progress(&l->ucx);
     for (KvPeer *p = l->peers; p; p = p->next)
         do_disconnect(p);
     while (l->peers && clock_now_ms() < end) {

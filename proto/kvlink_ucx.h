@@ -20,6 +20,7 @@ typedef struct Ucx {
     ucp_worker_h worker;
     ucp_mem_h memory;
     void *pool;
+    uint64_t pool_bytes;
     void *address; /* ucp_address_t */
     size_t address_len;
     void *rkey;
@@ -33,6 +34,7 @@ typedef struct UcxEp {
     Ucx *ucx;
     ucp_ep_h ep; /* NULL: never opened, or closing */
     ucp_rkey_h rkey;
+    bool one_sided; /* puts go straight into the peer's memory */
     UcxFn on_error, on_closed;
     void *arg, *closed_arg;
 } UcxEp;

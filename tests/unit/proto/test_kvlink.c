@@ -100,8 +100,8 @@ static void test_payload_comes_before_its_notice(void **state) {
         assert_int_equal(
             rig_send(p.writer, p.peer, (KvCheck){i * SLOT, 1 + i * 41 % SLOT, i}, &done), 0);
     wait_done(p.loop, &done, ROUNDS);
-    wait_notices(&p, ROUNDS);
     assert_int_equal(done.n_failed, 0);
+    wait_notices(&p, ROUNDS);
     assert_int_equal(p.n_early, 0);
     pair_close(&p);
 }
