@@ -185,16 +185,11 @@ static void op_end(Op *op, int status) {
     free(op);
 }
 
-static void on_closed(void *arg) {
-    KvPeer *p = arg;
-    p->closed = true;
-}
-
-/* From here on nothing new starts; what is in flight ends with an error. */
+/* From here on nothing new starts. look_after_peers closes the endpoint, and then what is in flight
+ * ends with an error: UCX does not bear being told so from within its own callbacks. */
 static void peer_fail(KvPeer *p, int why) {
     int none = 0;
     atomic_compare_exchange_strong(&p->failed, &none, why);
-    ucx_ep_close(&p->ep, on_closed, p);
 }
 
 static void on_put(void *arg, int status) {
@@ -341,6 +336,11 @@ static void peer_free(KvPeer *p) {
     free(p);
 }
 
+static void on_closed(void *arg) {
+    KvPeer *p = arg;
+    p->closed = true;
+}
+
 /* Fails peers whose work is late; frees those that have left and have nothing in flight. Returns
  * how long the thread may sleep. Not long while anything is in flight, since a full queue in shared
  * memory becomes free without an event; nor ever very long, since UCX 1.13 at times leaves out the
@@ -354,6 +354,8 @@ static int look_after_peers(Link *l) {
             late |= op->deadline_ms <= now;
         if (late && !atomic_load(&p->failed))
             peer_fail(p, E_DEADLINE);
+        if (atomic_load(&p->failed))
+            ucx_ep_close(&p->ep, on_closed, p);
         if (p->leaving && p->closed && p->n_puts == 0 && !p->ops) {
             *at = p->next;
             peer_free(p);

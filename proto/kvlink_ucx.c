@@ -313,6 +313,10 @@ static void put_by_message(UcxEp *ep, const char *from, uint64_t to, uint64_t by
     *all = (Pieces){.done = done, .arg = arg, .left = n};
     for (size_t i = 0; i < n; i++) { /* `all` is gone after the last */
         uint64_t at = (uint64_t)i * PIECE_BYTES, rest = bytes - at;
+        if (!ep->ep) { /* closed by what the piece before made known */
+            on_piece(all, E_PEER);
+            continue;
+        }
         Call *c = call_new(on_piece, all);
         ucp_request_param_t p = with_callback(c);
         p.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
