@@ -151,6 +151,7 @@ typedef struct Op {
     void *notice; /* NULL: flush only */
     size_t len;
     int64_t deadline_ms;
+    bool held; /* never given to UCX: the peer had failed */
 } Op;
 
 struct KvPeer {
@@ -269,10 +270,19 @@ static void do_op(Command *c) {
     op->notice = c->bytes;
     op->len = c->len;
     c->bytes = NULL;
-    if (atomic_load(&p->failed))
-        op_end(op, atomic_load(&p->failed));
-    else
+    op->held = atomic_load(&p->failed) != 0;
+    if (!op->held)
         ucx_flush(&p->ep, on_flushed, op);
+}
+
+/* Ends what was asked of a peer that had failed already. Only now is it true that nothing of this
+ * process is being written there: the endpoint is closed and every put has ended. */
+static void end_held(KvPeer *p) {
+    for (Op *op = p->ops, *next; op; op = next) {
+        next = op->next;
+        if (op->held)
+            op_end(op, atomic_load(&p->failed));
+    }
 }
 
 static void do_disconnect(KvPeer *p) {
@@ -356,6 +366,8 @@ static int look_after_peers(Link *l) {
             peer_fail(p, E_DEADLINE);
         if (atomic_load(&p->failed))
             ucx_ep_close(&p->ep, on_closed, p);
+        if (p->closed && p->n_puts == 0)
+            end_held(p);
         if (p->leaving && p->closed && p->n_puts == 0 && !p->ops) {
             *at = p->next;
             peer_free(p);
