@@ -155,9 +155,57 @@ static int receive(const char *transports, const char *devices, uint64_t pool_by
     return told ? 0 : 1;
 }
 
+/* ---- the writer ---- */
+
+static bool read_some(int fd, void *bytes, size_t len) {
+    for (size_t got = 0; got < len;) {
+        ssize_t n = read(fd, (char *)bytes + got, len - got);
+        if (n <= 0)
+            return false;
+        got += (size_t)n;
+    }
+    return true;
+}
+
+/* Writes and notifies, with some work in flight all the time, until it is killed. */
+static int write_on(const char *transports, const char *devices, uint64_t pool_bytes) {
+    Loop *loop = loop_new();
+    KvLink *link = NULL;
+    KvPeer *peer = NULL;
+    KvRemote r;
+    Done done = {0};
+    KvLinkConf conf = {.loop = loop,
+                       .pool_bytes = pool_bytes,
+                       .transports = transports,
+                       .devices = devices,
+                       .timeout_ms = CHILD_TIMEOUT_MS,
+                       .on_notice = on_no_notice};
+    if (!read_some(CHILD_IN, &r, sizeof r))
+        return 1;
+    void *address = xmalloc(r.address_len), *rkey = xmalloc(r.rkey_len);
+    bool told =
+        read_some(CHILD_IN, address, r.address_len) && read_some(CHILD_IN, rkey, r.rkey_len);
+    r.address = address;
+    r.rkey = rkey;
+    if (!told || kvlink_open(&link, &conf, NULL) || kvlink_connect(link, &r, &peer, NULL))
+        return 1;
+    KvSeg seg = {0, 0, pool_bytes};
+    for (int n = 0; done.n_failed == 0; turn(loop))
+        for (; n - done.n < 8; n++)
+            if (kvlink_put(link, peer, &seg, 1, NULL) ||
+                kvlink_notify(link, peer, "", 0, on_done, &done, NULL))
+                return 1;
+    return 1;
+}
+
 void kvlink_rig_main(int argc, char **argv) {
-    if (argc == 5 && !strcmp(argv[1], "receive"))
-        exit(receive(argv[2], argv[3], strtoull(argv[4], NULL, 10)));
+    if (argc != 5)
+        return;
+    uint64_t pool_bytes = strtoull(argv[4], NULL, 10);
+    if (!strcmp(argv[1], "receive"))
+        exit(receive(argv[2], argv[3], pool_bytes));
+    if (!strcmp(argv[1], "write"))
+        exit(write_on(argv[2], argv[3], pool_bytes));
 }
 
 /* ---- and its parent ---- */
@@ -177,8 +225,8 @@ static void read_all(int fd, void *bytes, size_t len) {
     }
 }
 
-static _Noreturn void become_receiver(int in, int out, const char *transports, const char *devices,
-                                      const char *pool_bytes, const char *netns) {
+static _Noreturn void become_child(int in, int out, const char *role, const char *transports,
+                                   const char *devices, const char *pool_bytes, const char *netns) {
     char self[4096];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     /* first out of the way of the numbers that they are to have */
@@ -188,16 +236,16 @@ static _Noreturn void become_receiver(int in, int out, const char *transports, c
         for (int fd = CHILD_OUT + 1; fd < 1024; fd++)
             close(fd);
         if (netns)
-            execlp("ip", "ip", "netns", "exec", netns, self, "receive", transports, devices,
-                   pool_bytes, (char *)NULL);
+            execlp("ip", "ip", "netns", "exec", netns, self, role, transports, devices, pool_bytes,
+                   (char *)NULL);
         else
-            execl(self, self, "receive", transports, devices, pool_bytes, (char *)NULL);
+            execl(self, self, role, transports, devices, pool_bytes, (char *)NULL);
     }
     _exit(127);
 }
 
-void child_start(Child *c, const char *transports, const char *devices, uint64_t pool_bytes,
-                 const char *netns) {
+static void spawn(Child *c, const char *role, const char *transports, const char *devices,
+                  uint64_t pool_bytes, const char *netns) {
     int in[2], out[2];
     char number[32];
     snprintf(number, sizeof number, "%llu", (unsigned long long)pool_bytes);
@@ -205,11 +253,25 @@ void child_start(Child *c, const char *transports, const char *devices, uint64_t
     assert_int_equal(pipe(out), 0);
     pid_t pid = fork();
     if (pid == 0)
-        become_receiver(in[0], out[1], transports, devices, number, netns);
+        become_child(in[0], out[1], role, transports, devices, number, netns);
     assert_true(pid > 0);
     close(in[0]);
     close(out[1]);
     *c = (Child){.pid = pid, .in = in[1], .out = out[0]};
+}
+
+void child_start_writer(Child *c, const char *transports, KvLink *reader) {
+    KvRemote self;
+    kvlink_describe(reader, &self);
+    spawn(c, "write", transports, "", self.bytes, NULL);
+    assert_true(write_all(c->in, &self, sizeof self) &&
+                write_all(c->in, self.address, self.address_len) &&
+                write_all(c->in, self.rkey, self.rkey_len));
+}
+
+void child_start(Child *c, const char *transports, const char *devices, uint64_t pool_bytes,
+                 const char *netns) {
+    spawn(c, "receive", transports, devices, pool_bytes, netns);
     read_all(c->out, &c->remote, sizeof c->remote);
     assert_true(c->remote.address_len < BLOB_MAX && c->remote.rkey_len < BLOB_MAX);
     void *address = xmalloc(c->remote.address_len), *rkey = xmalloc(c->remote.rkey_len);

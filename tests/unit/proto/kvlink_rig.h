@@ -1,9 +1,9 @@
-/* What the tests of the KV link share: a link with its loop, work that ends, and a receiver in
- * another process.
+/* What the tests of the KV link share: a link with its loop, work that ends, and a receiver or
+ * a writer in another process.
  *
- * The receiver is this program started again (kvlink_rig_main). For every notice, a KvCheck, it
- * compares the named bytes of its pool with their pattern and answers by one character. It ends
- * when its input is closed, so that it never outlives a test. */
+ * Either is this program started again (kvlink_rig_main). The receiver is there to be asked. For
+ * every notice, a KvCheck, it compares the named bytes of its pool with their pattern and answers
+ * by one character. It ends when its input is closed, so that it never outlives a test. */
 #pragma once
 
 #include "proto/kvlink.h"
@@ -46,6 +46,8 @@ bool pattern_holds(const unsigned char *bytes, size_t len, uint64_t seed);
 /* netns NULL: this one. */
 void child_start(Child *c, const char *transports, const char *devices, uint64_t pool_bytes,
                  const char *netns);
+/* A process that writes its whole pool into the reader's, with notices, again and again. */
+void child_start_writer(Child *c, const char *transports, KvLink *reader);
 /* Whether the next check held; fails the test when no answer comes. */
 bool child_verdict(Child *c);
 void child_kill(Child *c);

@@ -195,6 +195,42 @@ static void test_a_dying_writer_leaves_the_receiver_alone(void **state) {
     writer_close(&w);
 }
 
+static void on_count(void *arg, const void *bytes, size_t len) {
+    int *n = arg;
+    (void)bytes, (void)len;
+    ++*n;
+}
+
+/* Once a writer has begun, it may die at any moment. */
+static void test_killed_writers_leave_the_receiver_alone(void **state) {
+    int n = 0;
+    Done done = {0};
+    Loop *loop = loop_new();
+    KvLink *reader = kvlink_rig_open(loop, *state, "", POOL, LINK_MS, on_count, &n);
+    for (unsigned i = 0; i < 8; i++) {
+        Child c;
+        child_start_writer(&c, *state, reader);
+        n = 0;
+        for (int64_t end = clock_now_ms() + RIG_WAIT_MS; n == 0; turn(loop))
+            assert_true(clock_now_ms() < end);
+        usleep(3000 * i);
+        child_kill(&c);
+    }
+    for (int64_t end = clock_now_ms() + 2 * LINK_MS; clock_now_ms() < end;)
+        turn(loop); /* meanwhile UCX finds out */
+    n = 0;
+    KvLink *writer = kvlink_rig_open(loop, *state, "", POOL, LINK_MS, on_no_notice, NULL);
+    KvPeer *peer = kvlink_rig_connect(writer, reader);
+    assert_int_equal(rig_send(writer, peer, (KvCheck){1, PAGE, 1}, &done), 0);
+    wait_done(loop, &done, 1);
+    assert_int_equal(done.n_failed, 0);
+    for (int64_t end = clock_now_ms() + RIG_WAIT_MS; n == 0; turn(loop))
+        assert_true(clock_now_ms() < end);
+    kvlink_close(writer);
+    kvlink_close(reader);
+    loop_free(loop);
+}
+
 /* ---- between network namespaces ---- */
 
 /* Runs a command in which every @ stands for the name of this test's namespace. */
@@ -256,6 +292,7 @@ int main(int argc, char **argv) {
         OVER_BOTH(test_a_stopped_receiver_is_given_up),
         OVER_BOTH(test_disconnect_from_a_stopped_receiver),
         OVER_BOTH(test_a_dying_writer_leaves_the_receiver_alone),
+        OVER_BOTH(test_killed_writers_leave_the_receiver_alone),
         OVER(test_a_cut_cable_is_noticed, "tcp"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
