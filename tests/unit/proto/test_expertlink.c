@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { HIDDEN = 8, K = 2, MAX_ROWS = 3, DEADLINE_MS = 400 };
+enum { HIDDEN = 8, K = 2, MAX_ROWS = 3, DEADLINE_MS = 1500 };
 
 typedef enum Mood {
     MOOD_GOOD,
