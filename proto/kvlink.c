@@ -20,6 +20,7 @@
 
 enum {
     MAX_COMMANDS = 16384,
+    MAX_SEGS = 1 << 20, /* of one peer, accepted and not ended */
     IDLE_TICK_MS = 10,
     ACTIVE_TICK_MS = 1,
     WIRE_MS = 1000,
@@ -161,6 +162,7 @@ struct KvPeer {
     void *address, *rkey; /* until connected */
     KvRemote remote;
     _Atomic int failed;      /* 0 or an E_ code; written by the link's thread, read by callers */
+    _Atomic int n_segs;      /* accepted and not ended: callers add, the link's thread takes off */
     bool wired;              /* the other side has answered */
     bool leaving;            /* disconnect was called */
     bool closed;             /* the endpoint is gone */
@@ -196,6 +198,7 @@ static void peer_fail(KvPeer *p, int why) {
 static void on_put(void *arg, int status) {
     KvPeer *p = arg;
     p->n_puts--;
+    atomic_fetch_sub(&p->n_segs, 1);
     p->put_deadline_ms = deadline_of(p->link);
     if (status)
         peer_fail(p, E_PEER);
@@ -257,7 +260,11 @@ static void do_connect(Link *l, KvPeer *p) {
 static void do_put(Link *l, KvPeer *p, const KvSeg *seg, size_t n) {
     if (p->n_puts == 0)
         p->put_deadline_ms = deadline_of(l);
-    for (size_t i = 0; i < n && !atomic_load(&p->failed); i++) {
+    for (size_t i = 0; i < n; i++) {
+        if (atomic_load(&p->failed)) {
+            atomic_fetch_sub(&p->n_segs, (int)(n - i));
+            break;
+        }
         p->n_puts++;
         ucx_put(&p->ep, (const char *)l->ucx.pool + seg[i].local, p->remote.base + seg[i].remote,
                 seg[i].bytes, on_put, p);
@@ -525,11 +532,17 @@ static int link_put(KvLink *base, KvPeer *p, const KvSeg *seg, int n, Err *err) 
             !inside(seg[i].remote, seg[i].bytes, p->remote.bytes))
             return err_set(err, E_LIMIT, "kvlink: segment %d leaves a pool", i);
     int rc = check_peer(p, err);
+    if (rc)
+        return rc;
+    if (atomic_fetch_add(&p->n_segs, n) > MAX_SEGS - n)
+        rc = err_set(err, E_BUSY, "kvlink: more than %d segments in flight to a peer", MAX_SEGS);
     size_t len = (size_t)n * sizeof *seg;
-    return rc ? rc
-              : send_command(
-                    l, (Command){.kind = PUT, .peer = p, .bytes = copy_of(seg, len), .len = len},
-                    err);
+    if (rc == 0)
+        rc = send_command(
+            l, (Command){.kind = PUT, .peer = p, .bytes = copy_of(seg, len), .len = len}, err);
+    if (rc)
+        atomic_fetch_sub(&p->n_segs, n);
+    return rc;
 }
 
 static int link_flush(KvLink *base, KvPeer *p, KvDoneFn done, void *arg, Err *err) {
@@ -651,4 +664,8 @@ int kvlink_selftest(KvLink *base, uint64_t bytes, double *gb_per_s, Err *err) {
                         : rc == E_MISMATCH ? "other bytes arrived"
                                            : "failed")
               : 0;
+}
+
+const char *kvlink_selftest_transport(KvLink *base) {
+    return base->ops == &OPS ? link_of(base)->ucx.transport : "";
 }

@@ -6,6 +6,9 @@
  * memory before the notice is delivered there (flush, then send), whatever lanes they took.
  *
  * A link is a vtable, so that a fault proxy (kvlink_fault.h) can stand in front of the real one.
+ * A peer that dies costs its partners an error and nothing else, but for one gap: UCX 1.13 aborts a
+ * receiver whose writer vanishes in the milliseconds in which it connects over TCP. A link that is
+ * closed waits for that moment to pass; a process that is killed cannot.
  * UCX gives no protection against late writes into memory that we registered: generations and page
  * quarantine are the caller's. */
 #pragma once
@@ -72,9 +75,12 @@ typedef struct KvLinkConf {
 /* Opens a UCX link. E_IO or E_UNSUPPORTED with UCX's word. */
 int kvlink_open(KvLink **out, const KvLinkConf *conf, Err *err);
 
-/* Measures a self-transfer of `bytes` through the link's own endpoint, in GB/s, and the transports
- * UCX took (borrowed until close). At start only, blocking; deadline 5 s. */
+/* Measures a self-transfer of `bytes` through the link's own endpoint, in GB/s. At start only,
+ * blocking; deadline 5 s. */
 int kvlink_selftest(KvLink *l, uint64_t bytes, double *gb_per_s, Err *err);
+/* The transport that UCX took for the last self-test, such as "posix" or "tcp"; "" when it did not
+ * say. Borrowed until close. */
+const char *kvlink_selftest_transport(KvLink *l);
 
 /* Address of the pool in this process and its size. */
 static inline void *kvlink_pool(KvLink *l, uint64_t *bytes) {

@@ -218,18 +218,20 @@ static void on_ep_error(void *arg, ucp_ep_h handle, ucs_status_t status) {
         ep->on_error(ep->arg);
 }
 
-/* UCX tells only in words what an endpoint does: lanes that write into foreign memory have a line
- * of their own. */
-static bool writes_memory(ucp_ep_h ep) {
+/* UCX tells only in words what an endpoint does: "lane[0]: 3:posix/memory.0 ..." and, when it
+ * writes into foreign memory, "put[0]: ...". */
+static void learn_transport(UcxEp *ep) {
     char *text = NULL;
     size_t len;
     FILE *f = open_memstream(&text, &len);
     CHECK(f);
-    ucp_ep_print_info(ep, f);
+    ucp_ep_print_info(ep->ep, f);
     CHECK(fclose(f) == 0);
-    bool found = strstr(text, " put[") != NULL;
+    ep->one_sided = strstr(text, " put[") != NULL;
+    const char *lane = strstr(text, "lane[0]:");
+    if (!lane || sscanf(lane, "lane[0]: %*d:%31[^/ ]", ep->transport) != 1)
+        ep->transport[0] = 0;
     free(text);
-    return found;
 }
 
 int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn on_error,
@@ -249,7 +251,7 @@ int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn 
         ep->rkey = NULL;
         return E_MISMATCH;
     }
-    ep->one_sided = writes_memory(ep->ep);
+    learn_transport(ep);
     return 0;
 }
 
@@ -403,6 +405,7 @@ int ucx_selftest(Ucx *u, uint64_t bytes, double *gb_per_s) {
     for (uint64_t i = 0; i < bytes; i++)
         ((uint8_t *)u->pool)[i] = (uint8_t)(i * 31 + 7);
     int rc = ucx_ep_open(u, &ep, u->address, u->rkey, NULL, NULL);
+    memcpy(u->transport, ep.transport, sizeof u->transport);
     if (rc == 0)
         rc = copy_half(u, &ep, bytes, end); /* connects */
     int64_t begin = clock_now_us(), spent = 0;

@@ -26,6 +26,7 @@ typedef struct Ucx {
     void *rkey;
     size_t rkey_len;
     int event_fd;
+    char transport[32]; /* that the self-test took; "" before */
     UcxNoticeFn on_notice;
     void *arg;
 } Ucx;
@@ -35,6 +36,7 @@ typedef struct UcxEp {
     ucp_ep_h ep; /* NULL: never opened, or closing */
     ucp_rkey_h rkey;
     bool one_sided; /* puts go straight into the peer's memory */
+    char transport[32];
     UcxFn on_error, on_closed;
     void *arg, *closed_arg;
 } UcxEp;

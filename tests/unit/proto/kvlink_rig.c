@@ -190,10 +190,11 @@ static int write_on(const char *transports, const char *devices, uint64_t pool_b
     if (!told || kvlink_open(&link, &conf, NULL) || kvlink_connect(link, &r, &peer, NULL))
         return 1;
     KvSeg seg = {0, 0, pool_bytes};
+    pid_t self = getpid();
     for (int n = 0; done.n_failed == 0; turn(loop))
         for (; n - done.n < 8; n++)
             if (kvlink_put(link, peer, &seg, 1, NULL) ||
-                kvlink_notify(link, peer, "", 0, on_done, &done, NULL))
+                kvlink_notify(link, peer, &self, sizeof self, on_done, &done, NULL))
                 return 1;
     return 1;
 }

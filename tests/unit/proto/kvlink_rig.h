@@ -46,7 +46,8 @@ bool pattern_holds(const unsigned char *bytes, size_t len, uint64_t seed);
 /* netns NULL: this one. */
 void child_start(Child *c, const char *transports, const char *devices, uint64_t pool_bytes,
                  const char *netns);
-/* A process that writes its whole pool into the reader's, with notices, again and again. */
+/* A process that writes its whole pool into the reader's, with notices of its
+ * process id, again and again. */
 void child_start_writer(Child *c, const char *transports, KvLink *reader);
 /* Whether the next check held; fails the test when no answer comes. */
 bool child_verdict(Child *c);

@@ -266,6 +266,22 @@ static void test_idle_links_sleep(void **state) {
     pair_close(&p);
 }
 
+static void test_selftest_takes_the_transport_asked_for(void **state) {
+    double gb_per_s = 0;
+    Err err = {0};
+    Loop *loop = loop_new();
+    KvLink *l = kvlink_rig_open(loop, *state, "", POOL, LINK_MS, on_no_notice, NULL);
+    assert_string_equal(kvlink_selftest_transport(l), "");
+    for (int i = 0; i < 2; i++) {
+        if (kvlink_selftest(l, POOL / 2, &gb_per_s, &err))
+            fail_msg("%s", err.text);
+        assert_true(gb_per_s > 0);
+    }
+    assert_string_equal(kvlink_selftest_transport(l), transports_of(state)[0] ? *state : "posix");
+    kvlink_close(l);
+    loop_free(loop);
+}
+
 static void test_unknown_transports_are_refused(void **state) {
     (void)state;
     Err err = {0};
@@ -304,6 +320,8 @@ int main(int argc, char **argv) {
         OVER(test_close_with_work_pending, "tcp"),
         OVER(test_idle_links_sleep, "shared memory"),
         OVER(test_idle_links_sleep, "tcp"),
+        OVER(test_selftest_takes_the_transport_asked_for, "shared memory"),
+        OVER(test_selftest_takes_the_transport_asked_for, "tcp"),
         cmocka_unit_test(test_unknown_transports_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
