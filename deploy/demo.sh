@@ -69,7 +69,7 @@ done
 
 # Prints the answer as it comes; fails when the stream carries an error or breaks off.
 ask() {
-  jq -n --arg q "$1" '{model: "tiny-glm52", stream: true, messages: [{role: "user", content: $q}]}' |
+  jq -n --arg q "$1" '{model: "tiny-glm52", stream: true, temperature: 0, messages: [{role: "user", content: $q}]}' |
     curl -sSN --fail-with-body "$url/v1/chat/completions" -H 'Content-Type: application/json' -d @- |
     jq --unbuffered -Rrj 'select(startswith("data: {")) | ltrimstr("data: ") | fromjson |
       if .error then "error: \(.error.message)\n" | halt_error(1) else .choices[0].delta.content // empty end'
