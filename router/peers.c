@@ -78,11 +78,15 @@ static void peer_forget(Peers *all, Peer *p) {
 
 /* ---- from the bus ---- */
 
+static bool wrong_role(const Peer *p) {
+    return p->hello && p->hello->role != p->role;
+}
+
 static void on_up(Peers *all, Peer *p, BusPeer *bus) {
     peer_forget(all, p);
     p->bus = bus;
     p->hello = hello_copy(bus_peer_hello(bus));
-    if (p->hello->role != p->role) {
+    if (wrong_role(p)) {
         peer_set(all, p, PEER_REFUSED, "is of another role than the configuration says");
         LOG_ERR("%s: %s", p->endpoint, p->reason);
         return;
@@ -92,12 +96,17 @@ static void on_up(Peers *all, Peer *p, BusPeer *bus) {
     LOG_INFO("%s: %s \"%s\" is up", p->endpoint, role_name(p), p->hello->name);
 }
 
+/* Heard again, on the same connection or on a new one: a refusal before it counts no more. */
+static void on_heard(Peers *all, Peer *p) {
+    if (!wrong_role(p))
+        peer_set(all, p, PEER_UP, p->ready ? "" : "is not ready");
+}
+
 static void on_event(void *arg, BusPeer *bus, BusEvent event, const char *reason) {
     Peer *p = arg;
     Peers *all = p->all;
     if (all->closing)
         return;
-    bool refused = p->state == PEER_REFUSED;
     switch (event) {
     case BUS_UP:
         on_up(all, p, bus);
@@ -108,15 +117,16 @@ static void on_event(void *arg, BusPeer *bus, BusEvent event, const char *reason
         return;
     case BUS_SILENT:
         LOG_WARN("%s: silent", p->endpoint);
-        peer_set(all, p, refused ? PEER_REFUSED : PEER_SILENT, "is silent");
+        if (p->state != PEER_REFUSED) /* the refusal says more */
+            peer_set(all, p, PEER_SILENT, "is silent");
         break;
     case BUS_BACK:
         LOG_INFO("%s: heard again", p->endpoint);
-        peer_set(all, p, refused ? PEER_REFUSED : PEER_UP, p->ready ? "" : "not ready");
+        on_heard(all, p);
         break;
     case BUS_RESET:
         LOG_WARN("%s: connected again", p->endpoint);
-        peer_set(all, p, refused ? PEER_REFUSED : PEER_UP, p->ready ? "" : "not ready");
+        on_heard(all, p);
         break;
     case BUS_GONE:
         LOG_WARN("%s: gone: %s", p->endpoint, reason);

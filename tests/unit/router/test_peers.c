@@ -27,6 +27,7 @@ static struct {
     Peers *peers;
     Service prefill, decode[2];
     bool (*until)(void);
+    int n_reset;
 } t;
 
 static void on_ping(void *arg, Baton__Pong *pong) {
@@ -65,7 +66,8 @@ static void service_open(Service *s, Baton__Role role, const char *name, uint32_
 }
 
 static void on_event(void *arg, Peer *peer, BusEvent event) {
-    (void)arg, (void)peer, (void)event;
+    (void)arg, (void)peer;
+    t.n_reset += event == BUS_RESET;
 }
 
 static void on_message(void *arg, Peer *peer, const Baton__Envelope *env) {
@@ -241,12 +243,46 @@ static void test_wrong_role(void **state) {
     run_until(says_role);
 }
 
+/* ---- a second router of the same name ---- */
+
+static BusClient *rival_open(void) {
+    Err err = {0};
+    Baton__Hello hello = BATON__HELLO__INIT;
+    hello.protocol = PROTOCOL_VERSION;
+    hello.role = BATON__ROLE__ROLE_ROUTER;
+    hello.name = (char *)"router-0";
+    hello.generation = 2;
+    BusCallbacks cb = {.on_event = on_service_event, .on_message = on_service_message};
+    BusClient *rival;
+    if (bus_client_open(&rival, t.loop, bus_server_endpoint(t.prefill.bus), &hello, NULL, &cb,
+                        &err))
+        fail_msg("%s", err.text);
+    return rival;
+}
+
+/* It takes the name away; the peers are of use again once it has gone. */
+static void test_refused_for_a_while(void **state) {
+    (void)state;
+    start(64, 64);
+    run_until(ready);
+    BusClient *rival = rival_open();
+    run_until(not_ready);
+    bus_client_close(rival);
+    run_until(ready);
+    assert_int_equal(t.n_reset, 1);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        T(test_lists),         T(test_nobody), T(test_ready),
-        T(test_burst_spreads), T(test_no_fit), T(test_wrong_role),
+        T(test_lists),
+        T(test_nobody),
+        T(test_ready),
+        T(test_burst_spreads),
+        T(test_no_fit),
+        T(test_wrong_role),
+        T(test_refused_for_a_while),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
