@@ -122,6 +122,14 @@ static int check_required(ApiParse *p, const json_t *root) {
     return 0;
 }
 
+/* The model's own end tokens come first in the list. */
+static void drop_eos(ApiParse *p) {
+    Baton__Sampling *s = &p->req->sampling;
+    size_t n_eos = (size_t)p->model->n_eos;
+    s->n_stop_token -= n_eos;
+    memmove(p->req->stop, p->req->stop + n_eos, s->n_stop_token * sizeof *p->req->stop);
+}
+
 /* What can be judged only when every field has been read. */
 static int check_together(ApiParse *p) {
     ApiReq *r = p->req;
@@ -134,6 +142,8 @@ static int check_together(ApiParse *p) {
     r->max_tokens = p->max_completion_tokens >= 0 ? p->max_completion_tokens : p->max_tokens;
     if (r->max_tokens >= 0 && r->sampling.min_tokens > r->max_tokens)
         return api_bad_value(p, "min_tokens", "min_tokens: larger than max_tokens");
+    if (p->ignore_eos)
+        drop_eos(p);
     if (r->chat)
         api_thinking(p);
     return 0;
@@ -164,29 +174,27 @@ int api_parse(const ApiModel *model, bool chat, const char *body, size_t len, Ap
                   .max_tokens = -1,
                   .max_completion_tokens = -1,
                   .top_logprobs = -1};
-    json_error_t at;
-    json_t *root = json_loadb(body, len, JSON_REJECT_DUPLICATES, &at);
+    json_t *root = api_json(body, len, error);
     if (!root)
-        return api_refuse(error, 400, INVALID, "invalid_json", NULL,
-                          "the body is not valid JSON: line %d, column %d (byte %d): %s", at.line,
-                          at.column, at.position, at.text);
-    int rc;
-    if (json_is_object(root)) {
-        set_defaults(&p, chat);
-        rc = read_fields(&p, root);
-    } else {
-        rc =
-            api_refuse(error, 400, INVALID, "invalid_type", NULL, "the body must be a JSON object");
-    }
+        return E_INVAL;
+    set_defaults(&p, chat);
+    int rc = read_fields(&p, root);
     json_decref(root);
     if (rc)
         api_done(out);
     return rc;
 }
 
-void api_done(ApiReq *req) {
+void api_drop_text(ApiReq *req) {
     json_decref(req->messages);
     free(req->text);
+    req->messages = NULL;
+    req->text = NULL;
+    req->text_len = 0;
+}
+
+void api_done(ApiReq *req) {
+    api_drop_text(req);
     free(req->ids);
     free(req->bias);
     free(req->bias_list);

@@ -63,6 +63,8 @@ typedef struct ApiReq {
 int api_parse(const ApiModel *model, bool chat, const char *body, size_t len, ApiReq *out,
               ApiError *error);
 void api_done(ApiReq *req);
+/* Releases messages and text early: once they are ids nobody needs them. */
+void api_drop_text(ApiReq *req);
 
 /* Settles max_tokens for a prompt of req->n_ids tokens in a context of `context` tokens, or fills
  * *error (context_length_exceeded) and returns E_LIMIT. */

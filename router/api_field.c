@@ -157,6 +157,10 @@ static int on_stop_ids(ApiParse *p, const char *key, const json_t *v) {
     return 0;
 }
 
+static int on_ignore_eos(ApiParse *p, const char *key, const json_t *v) {
+    return read_bool(p, key, v, &p->ignore_eos);
+}
+
 /* ---- log probabilities ---- */
 
 static int on_chat_logprobs(ApiParse *p, const char *key, const json_t *v) {
@@ -294,6 +298,14 @@ static int on_none_only(ApiParse *p, const char *key, const json_t *v) {
     return none ? 0 : api_unsupported(p, key, "only \"none\" is supported");
 }
 
+static int on_default_tier(ApiParse *p, const char *key, const json_t *v) {
+    if (!json_is_string(v))
+        return api_bad_type(p, key, "a string");
+    const char *tier = json_string_value(v);
+    bool usual = !strcmp(tier, "auto") || !strcmp(tier, "default");
+    return usual ? 0 : api_unsupported(p, key, "only \"auto\" and \"default\" are supported");
+}
+
 static int on_text_only(ApiParse *p, const char *key, const json_t *v) {
     const json_t *type = json_object_get(v, "type");
     if (!json_is_object(v))
@@ -320,6 +332,7 @@ static const struct {
     {"max_completion_tokens", CHAT, on_max_completion},
     {"min_tokens", BOTH, on_min_tokens},
     {"stop_token_ids", BOTH, on_stop_ids},
+    {"ignore_eos", BOTH, on_ignore_eos},
     {"temperature", BOTH, on_temperature},
     {"top_p", BOTH, on_top_p},
     {"top_k", BOTH, on_top_k},
@@ -347,6 +360,7 @@ static const struct {
     {"tool_choice", CHAT, on_none_only},
     {"function_call", CHAT, on_none_only},
     {"response_format", BOTH, on_text_only},
+    {"service_tier", CHAT, on_default_tier},
 };
 
 int api_field(ApiParse *p, const char *key, const json_t *value) {

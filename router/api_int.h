@@ -1,4 +1,4 @@
-/* Between api.c, api_chat.c and api_field.c. */
+/* Between the files of the request parser, api*.c. */
 #pragma once
 
 #include "router/api.h"
@@ -8,9 +8,10 @@ typedef struct ApiParse {
     const ApiModel *model;
     ApiReq *req;
     ApiError *error;
-    bool thinking_is_set;                      /* chat_template_kwargs.enable_thinking was given */
-    const char *effort;                        /* reasoning_effort, or NULL */
-    bool stream_options;                       /* given */
+    bool thinking_is_set; /* chat_template_kwargs.enable_thinking was given */
+    const char *effort;   /* reasoning_effort, or NULL */
+    bool stream_options;  /* given */
+    bool ignore_eos;
     int64_t max_tokens, max_completion_tokens; /* -1: not given */
     int64_t top_logprobs;                      /* chat; -1: not given */
 } ApiParse;
@@ -21,6 +22,10 @@ int api_bad_value(ApiParse *p, const char *param, const char *fmt, ...)
 int api_bad_type(ApiParse *p, const char *param, const char *expected);
 /* 400 unsupported_parameter. */
 int api_unsupported(ApiParse *p, const char *param, const char *what);
+
+/* api_json.c: parses a body that is one object; the caller's. NULL with *error filled, also for one
+ * that would take far more memory than it has bytes. */
+json_t *api_json(const char *body, size_t len, ApiError *error);
 
 /* api_field.c: reads one top-level field that is not null. */
 int api_field(ApiParse *p, const char *key, const json_t *value);

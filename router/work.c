@@ -71,6 +71,7 @@ static int encode(const Work *w, TokScratch *scratch, ApiReq *req, ApiError *err
                        req->chat ? "messages" : "prompt", "%s", err.text);
     }
     buf_done(&prompt);
+    api_drop_text(req); /* may take long, so not on the loop */
     req->ids = ids.id;
     req->n_ids = ids.n;
     return rc;

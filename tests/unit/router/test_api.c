@@ -121,6 +121,7 @@ static void test_harmless(void **state) {
     parse(true,
           "\"n\":1,\"stop\":null,\"tools\":[],\"tool_choice\":\"none\",\"functions\":[],"
           "\"response_format\":{\"type\":\"text\"},\"user\":\"u\",\"metadata\":{\"a\":\"b\"},"
+          "\"service_tier\":\"auto\",\"ignore_eos\":false,"
           "\"store\":false,\"logprobs\":false,\"top_logprobs\":0,\"unknown\":null,\"top_k\":-1",
           &r);
     assert_int_equal(r.sampling.top_k, 0);
@@ -128,6 +129,20 @@ static void test_harmless(void **state) {
     parse(false, "\"best_of\":1,\"echo\":false,\"suffix\":\"\",\"stop\":[],\"logprobs\":0", &r);
     assert_true(r.sampling.logprobs);
     assert_int_equal(r.sampling.top_logprobs, 0);
+    api_done(&r);
+}
+
+/* Only the end tokens that the request itself names are left. */
+static void test_ignore_eos(void **state) {
+    ApiReq r;
+    (void)state;
+    parse(false, "\"stop_token_ids\":[3,7],\"ignore_eos\":true", &r);
+    assert_int_equal(r.sampling.n_stop_token, 2);
+    assert_int_equal(r.sampling.stop_token[0], 3);
+    assert_int_equal(r.sampling.stop_token[1], 7);
+    api_done(&r);
+    parse(true, "\"ignore_eos\":true", &r);
+    assert_int_equal(r.sampling.n_stop_token, 0);
     api_done(&r);
 }
 
@@ -254,6 +269,7 @@ static void test_refused_sampling(void **state) {
         {"\"stop_token_ids\":5", "stop_token_ids", TYP, 0},
         {"\"stop_token_ids\":[1000]", "stop_token_ids", INV, 0},
         {"\"stop_token_ids\":[\"a\"]", "stop_token_ids", TYP, 0},
+        {"\"ignore_eos\":1", "ignore_eos", TYP, 0},
         {"\"stream\":1", "stream", TYP, 0},
         {"\"stream_options\":{\"include_usage\":true}", "stream_options", INV, 0},
         {"\"stream\":true,\"stream_options\":true", "stream_options", TYP, 0},
@@ -291,6 +307,9 @@ static void test_refused_chat(void **state) {
         {"\"parallel_tool_calls\":true", "parallel_tool_calls", UNS, 0},
         {"\"response_format\":{\"type\":\"json_object\"}", "response_format", UNS, 0},
         {"\"response_format\":\"json\"", "response_format", TYP, 0},
+        {"\"service_tier\":\"flex\"", "service_tier", UNS, 0},
+        {"\"service_tier\":1", "service_tier", TYP, 0},
+        {"\"prediction\":{}", "prediction", UNS, 0},
         {"\"store\":true", "store", UNS, 0},
         {"\"user\":5", "user", TYP, 0},
         {"\"metadata\":\"x\"", "metadata", TYP, 0},
@@ -355,6 +374,34 @@ static void test_nesting(void **state) {
     free(body);
 }
 
+/* A list of n items as a field nobody knows: what it is refused for. */
+static const char *code_of_list(const char *item, size_t n) {
+    static char code[64];
+    ApiReq r;
+    ApiError e;
+    Buf body = {0};
+    buf_puts(&body, "{\"model\":\"m\",\"prompt\":\"x\",\"y\":[");
+    for (size_t i = 0; i < n; i++)
+        buf_printf(&body, "%s%s", i ? "," : "", item);
+    buf_puts(&body, "]}");
+    assert_int_equal(api_parse(&model, false, body.data, body.len, &r, &e), E_INVAL);
+    snprintf(code, sizeof code, "%s", e.code);
+    buf_done(&body);
+    return code;
+}
+
+/* A body that would become a tree of gigabytes is refused before it is built; one that only looks
+ * like it is not. */
+static void test_complexity(void **state) {
+    (void)state;
+    assert_string_equal(code_of_list("{}", 140000), "body_too_complex");
+    assert_string_equal(code_of_list("[]", 140000), "body_too_complex");
+    assert_string_equal(code_of_list("1", 2200000), "body_too_complex");
+    assert_string_equal(code_of_list("1", 1100000), UNS);
+    assert_string_equal(code_of_list("{}", 100000), UNS);
+    assert_string_equal(code_of_list("\"\\\"{[,,,,,,,,,,,,,,,,,,,,,,,,,,,,\"", 140000), UNS);
+}
+
 /* What an error quotes stays UTF-8, cut wherever. */
 static void test_error_is_utf8(void **state) {
     ApiReq r;
@@ -411,6 +458,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults),      cmocka_unit_test(test_sampling),
         cmocka_unit_test(test_harmless),      cmocka_unit_test(test_max_tokens),
+        cmocka_unit_test(test_ignore_eos),    cmocka_unit_test(test_complexity),
         cmocka_unit_test(test_thinking),      cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_refused_whole), cmocka_unit_test(test_refused_sampling),
         cmocka_unit_test(test_refused_chat),  cmocka_unit_test(test_refused_completion),
