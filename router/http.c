@@ -169,7 +169,7 @@ void http_handle(void *arg, HttpReq *req) {
             routes[i].fn(f, req, id);
             return;
         }
-        http_set_header(req, "Allow", routes[i].method);
+        http_set_header(req, "Allow", !strcmp(routes[i].method, "GET") ? "GET, HEAD" : "POST");
         refuse(req, 405, "method_not_allowed", "this path does not take this method");
         return;
     }

@@ -51,7 +51,7 @@ static const ConfOpt opts[] = {
      "From the grant to the first token, waiting in prefill included.", AT(first_token_ms)},
     {"limits", "stall_ms", CONF_MS, "30s", 10, 36e5, NULL, "Between two tokens of an answer.",
      AT(stall_ms)},
-    {"limits", "retry_wait_ms", CONF_MS, "300ms", 0, 60000, NULL,
+    {"limits", "retry_wait_ms", CONF_MS, "150ms", 0, 60000, NULL,
      "How long a request whose prefill or decode was lost waits for another pair.",
      AT(retry_wait_ms)},
     {"limits", "keep_ms", CONF_MS, "120s", 100, 864e5, NULL,

@@ -31,7 +31,7 @@ struct Router {
     Sessions *sessions;
     LoopTimer *tick, *drain;
     int64_t drain_end_ms, flush_end_ms;
-    bool told_ready;
+    bool ready; /* as last told */
 };
 
 /* ---- what sessions need ---- */
@@ -92,15 +92,26 @@ static void on_message(void *arg, Peer *peer, const Baton__Envelope *env) {
     sessions_on_message(r->sessions, peer, env);
 }
 
-static void on_tick(void *arg) {
-    Router *r = arg;
-    char why[400];
-    sessions_tick(r->sessions);
-    if (!r->told_ready && is_ready(r, why, sizeof why)) {
-        r->told_ready = true;
+/* Says it once when readiness has changed: to the log and to systemd. */
+static void tell_readiness(Router *r) {
+    char why[400] = "";
+    bool ready = is_ready(r, why, sizeof why);
+    if (ready == r->ready)
+        return;
+    r->ready = ready;
+    if (ready) {
         loop_notify_ready(r->loop, "serving");
         LOG_INFO("ready: serving \"%s\" on port %d", r->model.name, httpd_port(r->httpd));
+    } else {
+        loop_notify_status(r->loop, why);
+        LOG_WARN("not ready: %s", why);
     }
+}
+
+static void on_tick(void *arg) {
+    Router *r = arg;
+    sessions_tick(r->sessions);
+    tell_readiness(r);
 }
 
 /* Ends the loop once everybody has been told. */

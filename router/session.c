@@ -21,9 +21,10 @@ struct Session {
     char id[17];
     char client_id[65]; /* as the client calls it, or "" */
     SessionOut out;
-    ApiReq *req;      /* NULL while parsing */
-    void *job;        /* while parsing */
-    Attempt *attempt; /* in RESERVE, PREFILL and STREAM */
+    ApiReq *req;         /* NULL while parsing */
+    void *job;           /* while parsing */
+    Attempt *attempt;    /* in RESERVE, PREFILL and STREAM */
+    uint64_t attempt_id; /* of the latest: what prefill's and decode's logs call it */
     bool retried;
     bool streaming;                 /* a byte of the answer was sent */
     Peer *not_prefill, *not_decode; /* not for the retry */
@@ -89,10 +90,10 @@ static void session_free(Session *s) {
 static void log_end(const Session *s, const char *how, const char *why) {
     int64_t now = now_of(s->all);
     LOG_INFO("req %s: %s%s%s, %zu prompt tokens, %" PRId64 " answer tokens, first after %" PRId64
-             " ms, %" PRId64 " ms%s, X-Request-Id %s",
+             " ms, %" PRId64 " ms%s, attempt %016" PRIx64 ", X-Request-Id %s",
              s->id, how, *why ? ": " : "", why, s->req ? s->req->n_ids : 0, s->answer.n_out,
              s->first_token_ms ? s->first_token_ms - s->start_ms : -1, now - s->start_ms,
-             s->retried ? ", retried" : "", s->client_id);
+             s->retried ? ", retried" : "", s->attempt_id, s->client_id);
     session_stat_end(&s->all->stat, how, now - s->start_ms);
 }
 
@@ -142,7 +143,7 @@ static void attempt_failed(Session *s, const ApiError *e, bool again, int64_t wa
         session_fail(s, e);
         return;
     }
-    LOG_INFO("req %s: trying again: %s", s->id, e->message);
+    LOG_INFO("req %s: trying again: attempt %016" PRIx64 ": %s", s->id, s->attempt_id, e->message);
     session_stat_retry(&all->stat);
     s->retried = true;
     s->failure = *e;
@@ -180,6 +181,7 @@ static void attempt_start(Session *s) {
     }
     answer_start(s);
     s->attempt = attempt_new(&all->attempts, prefill, decode, s);
+    s->attempt_id = s->attempt->id;
     if (attempt_reserve(&all->attempts, s->attempt, s->req, left_ms(s), &err)) {
         attempt_decode_over(s->attempt, true); /* it never heard of it */
         ApiError e = failure_unavailable("no_capacity", "decode does not take messages now", 1000);

@@ -324,6 +324,24 @@ static void client_refusals(void) {
     buf_done(&prompt);
 }
 
+static void client_wrong_methods(void) {
+    ask(0, "GET /v1/completions", "", "");
+    ask(1, "POST /v1/models", "", "{}");
+    ask(2, "DELETE /health", "", "");
+    ask(3, "PUT /ready", "", "");
+    ask(4, CHAT, "Content-Type: image/png\r\n", MESSAGES NO_THINK "}"); /* tolerated */
+}
+
+static void test_wrong_methods(void **state) {
+    (void)state;
+    run(ANSWER, client_wrong_methods);
+    expect(0, " 405 ", "Allow: POST\r\n", "method_not_allowed");
+    expect(1, " 405 ", "Allow: GET, HEAD\r\n", "method_not_allowed");
+    expect(2, " 405 ", "Allow: GET, HEAD\r\n", "method_not_allowed");
+    expect(3, " 405 ", "Allow: GET, HEAD\r\n", "");
+    expect(4, " 200 ", "application/json", "\"content\":\"ok\"");
+}
+
 static void test_refusals(void **state) {
     (void)state;
     run(ANSWER, client_refusals);
@@ -451,7 +469,7 @@ static void test_drain(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        T(test_answers),       T(test_refusals),    T(test_busy),
+        T(test_answers),       T(test_refusals),    T(test_wrong_methods), T(test_busy),
         T(test_client_leaves), T(test_decode_dies), T(test_drain),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

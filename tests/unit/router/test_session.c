@@ -249,6 +249,23 @@ static void test_gone_while_reserving(void **state) {
     assert_int_equal(rig_count(PREFILL), 0);
 }
 
+static void test_gone_while_waiting(void **state) {
+    (void)state;
+    rig.down[1][1] = true;
+    rig_to_prefill("");
+    rig_peer(d0, BUS_GONE);
+    assert_int_equal(sessions_running(rig.all), 1); /* no pair for the retry yet */
+    uint64_t first = current();
+    session_on_gone(rig.session);
+    assert_int_equal(rig_cancel_to(p0)->request, first);
+    rig_failed(p0, first, BATON__FAIL_CODE__FAIL_CANCELED, true);
+    expect_nothing_left();
+    rig.down[1][0] = false;
+    rig_pass(100); /* a pair comes, nobody wants it */
+    assert_int_equal(rig_count(RESERVE), 1);
+    assert_int_equal(rig.client.n_answers, 0);
+}
+
 /* Decode hears of quiet only once prefill has said so. */
 static void gone_with_writer(void) {
     session_on_gone(rig.session);
@@ -357,6 +374,35 @@ static void test_decode_dies_whole(void **state) {
     rig_tokens(d1, current(), "xy", STOP);
     assert_int_equal(rig.client.status, 200);
     assert_non_null(strstr(rig.client.text.data, "\"content\":\"xy\""));
+}
+
+static void test_decode_silent_streaming(void **state) {
+    (void)state;
+    rig_to_stream("\"stream\":true");
+    uint64_t request = current();
+    rig_peer(d0, BUS_SILENT);
+    expect_error_event("peer_lost");
+    assert_null(rig_cancel_to(d0)); /* cannot be sent */
+    rig_failed(p0, request, BATON__FAIL_CODE__FAIL_CANCELED, true);
+    rig_peer(d0, BUS_BACK);
+    assert_int_equal(rig_cancel_to(d0)->request, request);
+    assert_true(rig_cancel_to(d0)->writer_quiet);
+    expect_nothing_left();
+}
+
+/* Nothing was asked of it yet: decode's pages are free at once. */
+static void test_prefill_dies_reserving(void **state) {
+    (void)state;
+    rig_request("");
+    rig_parsed(3);
+    uint64_t first = current();
+    rig_peer(p0, BUS_GONE);
+    assert_int_equal(rig_cancel_to(d0)->request, first);
+    assert_true(rig_cancel_to(d0)->writer_quiet);
+    rig_grant(d0, first); /* too late */
+    assert_int_equal(rig_count(PREFILL), 0);
+    rig_grant(d0, current());
+    assert_ptr_equal(rig_last(PREFILL)->peer, p1);
 }
 
 static void test_prefill_dies_prefilling(void **state) {
@@ -627,6 +673,7 @@ int main(void) {
         T(test_gone_while_parsing),
         T(test_gone_while_reserving),
         T(test_gone_while_prefilling),
+        T(test_gone_while_waiting),
         T(test_gone_while_streaming),
         T(test_gone_after_prefill),
         T(test_decode_fails_after_prefill),
@@ -635,6 +682,8 @@ int main(void) {
         T(test_decode_dies_prefilling),
         T(test_decode_dies_streaming),
         T(test_decode_dies_whole),
+        T(test_decode_silent_streaming),
+        T(test_prefill_dies_reserving),
         T(test_prefill_dies_prefilling),
         T(test_prefill_dies_streaming),
         T(test_prefill_silent),
