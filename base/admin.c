@@ -20,7 +20,8 @@ static void reply_text(HttpReq *req, int status, const char *type, const char *t
     http_reply(req, status, type, text, strlen(text));
 }
 
-/* Appends s as a JSON string. Reasons are short and ours, but may quote a peer's words. */
+/* Appends s as a JSON string. Reasons may quote a peer's words, cut anywhere: what is not ASCII
+ * becomes '?', so that the answer is JSON whatever they are. */
 static void put_json_string(Buf *out, const char *s) {
     buf_puts(out, "\"");
     for (; *s; s++) {
@@ -29,6 +30,8 @@ static void put_json_string(Buf *out, const char *s) {
             buf_printf(out, "\\%c", c);
         else if (c < 0x20)
             buf_printf(out, "\\u%04x", c);
+        else if (c >= 0x7f)
+            buf_puts(out, "?");
         else
             buf_put(out, s, 1);
     }

@@ -73,6 +73,8 @@ static void test_ready(void **state) {
     (void)state;
     reason = NULL;
     ask("GET /ready", " 200 ", "application/json", "{\"ready\": true}");
+    reason = "cut\xe4\xbd";
+    ask("GET /ready", " 503 ", NULL, "{\"ready\": false, \"reason\": \"cut??\"}");
     reason = "no \"decode\"\n";
     ask("GET /ready", " 503 ", "Retry-After: 1",
         "{\"ready\": false, \"reason\": \"no \\\"decode\\\"\\u000a\"}");
