@@ -2,6 +2,7 @@
  * pump that drains sockets on the loop. Loop thread only. */
 #include "proto/bus.h"
 
+#include "base/clock.h"
 #include "proto/bus_int.h"
 
 #include <stdlib.h>
@@ -51,6 +52,20 @@ void *bus_peer_user(const BusPeer *peer) {
     return peer->user;
 }
 
+/* ---- our own pauses ---- */
+
+int64_t bus_paused_ms(int64_t *tick_ms, int64_t ping_ms) {
+    int64_t now = clock_now_ms(), late = now - *tick_ms - ping_ms;
+    *tick_ms = now;
+    return late > ping_ms ? late : 0;
+}
+
+void bus_peer_excuse(BusPeer *peer, int64_t paused_ms) {
+    int64_t now = clock_now_ms();
+    peer->heard_ms = peer->heard_ms + paused_ms < now ? peer->heard_ms + paused_ms : now;
+    peer->greeted_ms += paused_ms;
+}
+
 /* ---- pump ---- */
 
 struct BusPump {
@@ -58,6 +73,7 @@ struct BusPump {
     uv_idle_t idle; /* active while there is more to take: the loop then does not sleep */
     bool (*drain)(void *arg);
     void *arg;
+    bool again;
     int n_open; /* handles not yet closed */
     bool freed;
 };
@@ -68,10 +84,11 @@ static void on_idle(uv_idle_t *idle) {
 
 static void on_prepare(uv_prepare_t *prepare) {
     BusPump *pump = prepare->data;
+    pump->again = false;
     bool more = pump->drain(pump->arg);
     if (pump->freed)
         return;
-    if (more)
+    if (more || pump->again)
         uv_idle_start(&pump->idle, on_idle);
     else
         uv_idle_stop(&pump->idle);
@@ -93,6 +110,11 @@ BusPump *bus_pump_new(Loop *loop, bool (*drain)(void *arg), void *arg) {
     pump->prepare.data = pump->idle.data = pump;
     uv_prepare_start(&pump->prepare, on_prepare);
     return pump;
+}
+
+void bus_pump_again(BusPump *pump) {
+    pump->again = true;
+    uv_idle_start(&pump->idle, on_idle);
 }
 
 void bus_pump_free(BusPump *pump) {

@@ -2,14 +2,17 @@
  *
  * One ZeroMQ socket is one connection: when it ends the socket is closed, and after a jittered wait
  * a new one with a new routing id is made. The peer (a process) outlives its connections: its fate
- * is known when a connection is refused or another generation answers. */
+ * is known when the system refuses a connection or another generation answers. ZeroMQ does not say
+ * why a connection was not made, so after each failure bus_knock asks the system. */
 #include "proto/bus_int.h"
 
 #include "base/clock.h"
 #include "proto/bus_frame.h"
+#include "proto/bus_knock.h"
 #include "proto/hello.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,9 +35,12 @@ struct BusClient {
     LoopFd *watch, *watch_monitor;
     BusPump *pump;
     LoopTimer *tick, *retry;
+    BusKnock *knock;  /* NULL: none under way */
+    char address[64]; /* numeric, of the last process that said hello; "" for a local one */
     State state;
     int64_t greet_by_ms; /* end of STATE_GREETING */
     int64_t retry_ms;    /* the next wait, before jitter */
+    int64_t tick_ms;     /* the last one */
     uint64_t ping_seq;
     BusPeer peer; /* up: a process whose end has not been told yet, connected or not */
     BusWireMsg msg;
@@ -49,6 +55,8 @@ static void say(BusClient *c, BusPeer *peer, BusEvent event, const char *reason)
 /* ---- connections ---- */
 
 static void disconnect(BusClient *c, bool last_word) {
+    bus_knock_free(c->knock);
+    c->knock = NULL;
     loop_fd_free(c->watch);
     loop_fd_free(c->watch_monitor);
     if (c->monitor)
@@ -158,6 +166,9 @@ static void on_hello(BusClient *c, const Baton__Hello *theirs) {
         return;
     }
     c->state = STATE_UP;
+    bus_knock_free(c->knock);
+    c->knock = NULL;
+    snprintf(c->address, sizeof c->address, "%s", bus_wire_address(&c->msg));
     c->retry_ms = RETRY_FIRST_MS;
     c->peer.heard_ms = clock_now_ms();
     ping(c); /* tells the server that its hello was accepted */
@@ -229,11 +240,19 @@ static bool drain_messages(BusClient *c, int max) {
     return false;
 }
 
+static void on_knock(void *arg, bool refused) {
+    BusClient *c = arg;
+    bus_knock_free(c->knock);
+    c->knock = NULL;
+    if (refused)
+        go_gone(c, "nobody listens at its endpoint any more");
+}
+
 static void on_monitor(BusClient *c, int event) {
     if (event == ZMQ_EVENT_CLOSED) {
-        disconnect(c, false);
-        retry_later(c);
-        go_gone(c, "nobody listens at its endpoint any more");
+        lose(c, "no connection to it can be made");
+        if (c->peer.up)
+            c->knock = bus_knock_new(c->loop, c->endpoint, c->address, on_knock, c);
     } else if (event == ZMQ_EVENT_DISCONNECTED) {
         /* What arrived before the end still counts. */
         drain_messages(c, INT32_MAX);
@@ -257,7 +276,9 @@ static bool drain(void *arg) {
 
 static void on_tick(void *arg) {
     BusClient *c = arg;
-    /* After a pause of our own, what waits in the socket speaks for the peer. */
+    int64_t paused_ms = bus_paused_ms(&c->tick_ms, c->conf.ping_ms);
+    bus_peer_excuse(&c->peer, paused_ms);
+    c->greet_by_ms += paused_ms;
     drain(c);
     int64_t now = clock_now_ms();
     if (c->state == STATE_GREETING && now >= c->greet_by_ms) {
@@ -276,7 +297,10 @@ int bus_client_send(BusPeer *peer, const Baton__Envelope *env, const void *blob,
     BusClient *c = peer->client;
     if (c->state != STATE_UP || !peer->up)
         return err_set(err, E_BUSY, "not connected to %s now", c->endpoint);
-    return bus_wire_send(c->socket, &c->wire, NULL, 0, env, blob, blob_len, err);
+    int rc = bus_wire_send(c->socket, &c->wire, NULL, 0, env, blob, blob_len, err);
+    if (bus_wire_readable(c->socket))
+        bus_pump_again(c->pump);
+    return rc;
 }
 
 int bus_client_open(BusClient **out, Loop *loop, const char *endpoint, const Baton__Hello *hello,
@@ -300,6 +324,7 @@ int bus_client_open(BusClient **out, Loop *loop, const char *endpoint, const Bat
         return rc;
     }
     c->pump = bus_pump_new(loop, drain, c);
+    c->tick_ms = clock_now_ms();
     c->tick = loop_timer_new(loop, taken.ping_ms, taken.ping_ms, on_tick, c);
     *out = c;
     return 0;

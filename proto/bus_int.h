@@ -29,11 +29,20 @@ struct BusPeer {
  * drain returns true the loop does not sleep. */
 typedef struct BusPump BusPump;
 BusPump *bus_pump_new(Loop *loop, bool (*drain)(void *arg), void *arg);
+/* One more round before the loop sleeps. For whoever used a socket outside of its drain: its drain
+ * may have had its turn in this round. */
+void bus_pump_again(BusPump *pump);
 void bus_pump_free(BusPump *pump);
 
 /* Makes the loop wake up when something may have happened on a ZeroMQ socket. NULL and E_IO when
  * the system cannot watch it. */
 LoopFd *bus_watch(Loop *loop, void *socket, Err *err);
+
+/* The time by which a tick is late when that is more than another tick, else 0: for so long this
+ * process did not run, and could hear nobody. *tick_ms, of the tick before, becomes now. */
+int64_t bus_paused_ms(int64_t *tick_ms, int64_t ping_ms);
+/* That time does not count as silence of the peer. */
+void bus_peer_excuse(BusPeer *peer, int64_t paused_ms);
 
 /* Copies conf, or the default for NULL. E_INVAL when it makes no sense. */
 int bus_conf_take(BusConf *out, const BusConf *conf, Err *err);

@@ -7,15 +7,13 @@
 
 #include "base/clock.h"
 #include "proto/bus_frame.h"
+#include "proto/bus_knock.h"
 #include "proto/hello.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 /* A close is seen a little before the connection's queue is taken down: probing is repeated. */
 enum { PROBE_ROUNDS = 5, PROBE_EVERY_MS = 20 };
@@ -36,6 +34,7 @@ struct BusServer {
     BusPump *pump;
     LoopTimer *tick, *probe;
     int n_probe_rounds; /* left */
+    int64_t tick_ms;    /* the last one */
     uint64_t ping_seq;
     BusPeer *peer[BUS_PEERS_MAX];
     int n_peers;
@@ -89,6 +88,12 @@ static int send_to(BusServer *s, BusPeer *peer, const Baton__Envelope *env, cons
     if (rc == E_PEER)
         mark_dead(s, peer, "its connection closed");
     return rc;
+}
+
+/* After sends that may have come when the drain had had its turn. */
+static void after_sends(BusServer *s) {
+    if (s->any_dead || bus_wire_readable(s->socket))
+        bus_pump_again(s->pump);
 }
 
 static void send_pong(BusServer *s, BusPeer *peer, uint64_t seq) {
@@ -240,6 +245,7 @@ static void probe_all(BusServer *s) {
         if (!s->peer[i]->dead)
             send_ping(s, s->peer[i]);
     sweep(s);
+    after_sends(s);
 }
 
 static void on_probe(void *arg) {
@@ -293,7 +299,9 @@ static void check_peer(BusServer *s, BusPeer *peer, int64_t now) {
 
 static void on_tick(void *arg) {
     BusServer *s = arg;
-    /* After a pause of our own, what waits in the socket speaks for the peers. */
+    int64_t paused_ms = bus_paused_ms(&s->tick_ms, s->conf.ping_ms);
+    for (int i = 0; i < s->n_peers; i++)
+        bus_peer_excuse(s->peer[i], paused_ms);
     for (int i = 0; i < TICK_ROUNDS && drain(s); i++)
         ;
     int64_t now = clock_now_ms();
@@ -309,27 +317,22 @@ int bus_server_send(BusPeer *peer, const Baton__Envelope *env, const void *blob,
                     Err *err) {
     if (peer->dead)
         return err_set(err, E_PEER, "connection ended: %s", peer->reason);
-    return send_to(peer->server, peer, env, blob, blob_len, err);
+    int rc = send_to(peer->server, peer, env, blob, blob_len, err);
+    after_sends(peer->server);
+    return rc;
 }
 
 void bus_server_announce(BusServer *s) {
     for (int i = 0; i < s->n_peers; i++)
         if (bus_peer_up(s->peer[i]))
             send_pong(s, s->peer[i], 0);
+    after_sends(s);
 }
 
 /* ZeroMQ takes over the file of a local socket without asking whether somebody listens on it. */
 static bool ipc_in_use(const char *endpoint) {
-    struct sockaddr_un addr = {.sun_family = AF_UNIX};
-    if (strncmp(endpoint, "ipc://", 6) != 0 || strlen(endpoint + 6) >= sizeof addr.sun_path)
-        return false;
-    snprintf(addr.sun_path, sizeof addr.sun_path, "%s", endpoint + 6);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return false;
-    bool in_use = connect(fd, (struct sockaddr *)&addr, sizeof addr) == 0 || errno == EAGAIN;
-    close(fd);
-    return in_use;
+    int rc = bus_knock_ipc(endpoint);
+    return rc == 0 || rc == EAGAIN;
 }
 
 static int listen_on(BusServer *s, const char *endpoint, Err *err) {
@@ -372,6 +375,7 @@ int bus_server_open(BusServer **out, Loop *loop, const char *endpoint, const Bat
         return rc;
     }
     s->pump = bus_pump_new(loop, drain, s);
+    s->tick_ms = clock_now_ms();
     s->tick = loop_timer_new(loop, taken.ping_ms, taken.ping_ms, on_tick, s);
     *out = s;
     return 0;

@@ -169,6 +169,12 @@ int bus_wire_send_refuse(void *socket, const BusWireConf *conf, const uint8_t *i
     return bus_wire_send(socket, conf, id, id_len, &env, NULL, 0, NULL);
 }
 
+bool bus_wire_readable(void *socket) {
+    int events = 0;
+    size_t n = sizeof events;
+    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &n) == 0 && (events & ZMQ_POLLIN);
+}
+
 static bool more_follows(void *socket) {
     int more = 0;
     size_t n = sizeof more;
@@ -205,6 +211,11 @@ bool bus_wire_recv(void *socket, bool with_id, BusWireMsg *msg) {
 void bus_wire_release(BusWireMsg *msg) {
     zmq_msg_close(&msg->head);
     zmq_msg_close(&msg->blob);
+}
+
+const char *bus_wire_address(BusWireMsg *msg) {
+    const char *address = zmq_msg_gets(&msg->head, "Peer-Address");
+    return address ? address : "";
 }
 
 Baton__Envelope *bus_wire_unpack(BusWireMsg *msg, Err *err) {

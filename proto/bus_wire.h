@@ -52,9 +52,13 @@ int bus_wire_send(void *socket, const BusWireConf *conf, const uint8_t *id, size
 int bus_wire_send_refuse(void *socket, const BusWireConf *conf, const uint8_t *id, size_t id_len,
                          const char *reason);
 
+/* Whether a message waits. Any call on a socket may take the news of one off its descriptor. */
+bool bus_wire_readable(void *socket);
 /* Takes one whole message if there is one; then msg must be released. */
 bool bus_wire_recv(void *socket, bool with_id, BusWireMsg *msg);
 void bus_wire_release(BusWireMsg *msg);
+/* The numeric address that a message came from; "" when the transport has none. */
+const char *bus_wire_address(BusWireMsg *msg);
 /* The envelope of a message with one or two frames, else NULL with words. bus_frame_free it. */
 Baton__Envelope *bus_wire_unpack(BusWireMsg *msg, Err *err);
 /* The second frame; NULL when there is none. */

@@ -43,6 +43,8 @@ static void on_event(void *arg, BusPeer *peer, BusEvent event, const char *reaso
     if (event == BUS_GONE && s->peer == peer)
         s->peer = NULL;
     s->n[event]++;
+    if (event == BUS_BACK && s->tells)
+        bus_test_send_quiet(peer, 0, NULL, 0);
     if (s->n_events < SEEN_MAX) {
         s->event[s->n_events] = event;
         snprintf(s->reason[s->n_events++], sizeof *s->reason, "%s", reason);
@@ -167,7 +169,7 @@ void bus_test_child(int argc, char **argv) {
     if (argc != 3)
         return;
     Seen *seen = xcalloc(1, sizeof *seen);
-    seen->echo = true;
+    seen->echo = seen->tells = true;
     Loop *loop = loop_new();
     BusConf conf = bus_test_conf();
     BusCallbacks cb = bus_test_callbacks(seen);

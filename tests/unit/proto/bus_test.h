@@ -18,6 +18,7 @@ typedef struct Seen {
     int n_messages; /* without Pong */
     int n_pongs;
     bool echo;       /* answers each Quiet with the same and the same blob */
+    bool tells;      /* sends a Quiet at each BUS_BACK: it had called its peer silent */
     uint64_t last;   /* request of the last Quiet */
     bool in_order;   /* requests of Quiets rise by one */
     size_t blob_len; /* of the last message */
@@ -38,7 +39,7 @@ int bus_test_send_quiet(BusPeer *peer, uint64_t request, const void *blob, size_
 const char *bus_test_endpoint(void);
 /* A process with an echoing decode server at endpoint, listening when this returns. */
 pid_t bus_test_start_server(const char *endpoint);
-/* A process with a router client of endpoint. */
+/* A process with a router client of endpoint. Both kinds tell. */
 pid_t bus_test_start_client(const char *endpoint);
 /* First in main: serves as such a process when the arguments say so. */
 void bus_test_child(int argc, char **argv);
