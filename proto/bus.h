@@ -3,10 +3,11 @@
  * A service binds a BusServer (ROUTER); a router opens one BusClient (DEALER) per service. Each
  * side says Hello first and checks the other's; a mismatch is answered with Refuse and retried
  * slowly. The client pings every ping_ms; either side calls its peer silent when nothing came for
- * silent_ms. A closed connection is noticed at once. The client then connects again: when nobody
- * listens any more, or a new generation answers, the old process has ended (BUS_GONE); when the
- * same generation answers, only the connection was lost (BUS_RESET). Reconnecting is automatic with
- * jitter. Sending never blocks: at most max_queued frames wait per peer.
+ * silent_ms. A closed connection is noticed at once. The client then connects again: when the
+ * system refuses, since nobody listens any more, or a new generation answers, the old process has
+ * ended (BUS_GONE); when the same generation answers, only the connection was lost (BUS_RESET); any
+ * other failure to connect says nothing, and the process stays silent. Reconnecting is automatic
+ * with jitter. Sending never blocks: at most max_queued frames wait per peer.
  *
  * Callbacks may send, open other ends and close other ends, but not close the end that calls. */
 #pragma once
@@ -68,7 +69,8 @@ BusConf bus_conf_default(void);
  * be NULL. E_IO names the endpoint when it is in use, E_INVAL when it makes no sense. */
 int bus_server_open(BusServer **out, Loop *loop, const char *endpoint, const Baton__Hello *hello,
                     const BusConf *conf, const BusCallbacks *cb, Err *err);
-/* No callback happens after it begins. NULL is a no-op. */
+/* No callback happens after it begins. NULL is a no-op. Clients take it for the end of the process:
+ * nothing that a peer was granted or promised may be written afterwards. */
 void bus_server_close(BusServer *s);
 /* The endpoint really bound (with the port that the system chose for "tcp://127.0.0.1:*"). */
 const char *bus_server_endpoint(const BusServer *s);

@@ -200,9 +200,9 @@ static int drain(ExpertLink *l, Daemon *d, Err *err) {
             return rc;
     }
     if (event)
-        return fail(d, E_PEER,
-                    event == ZMQ_EVENT_CLOSED ? "nobody listens there" : "its connection closed",
-                    err);
+        return fail(
+            d, E_PEER,
+            event == ZMQ_EVENT_CLOSED ? "no connection can be made" : "its connection closed", err);
     return 0;
 }
 

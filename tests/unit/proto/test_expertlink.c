@@ -358,8 +358,8 @@ static void test_death_and_return(void **state) {
     char endpoint[128];
     snprintf(endpoint, sizeof endpoint, "%s", f->fake[1].endpoint);
     fake_stop(&f->fake[1]);
-    probe_until(f, E_PEER, "nobody listens there");
-    call_fails(f, E_PEER, endpoint, "nobody listens there");
+    probe_until(f, E_PEER, "no connection can be made");
+    call_fails(f, E_PEER, endpoint, "no connection can be made");
     fake_start(&f->fake[1], 0, 2, endpoint); /* a new generation */
     call_is_right(f);
     fake_stop(&f->fake[1]);
@@ -446,7 +446,7 @@ static void test_open_wrong_shards(void **state) {
 static void test_open_nobody(void **state) {
     Fixture *f = *state;
     snprintf(f->fake[1].endpoint, sizeof f->fake[1].endpoint, "ipc:///nowhere/expertd-1");
-    open_fails(f, E_PEER, "expertd at ipc:///nowhere/expertd-1: nobody listens there");
+    open_fails(f, E_PEER, "expertd at ipc:///nowhere/expertd-1: no connection can be made");
 }
 
 static void test_open_mismatch(void **state) {
