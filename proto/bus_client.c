@@ -42,7 +42,8 @@ struct BusClient {
     int64_t retry_ms;    /* the next wait, before jitter */
     int64_t tick_ms;     /* the last one */
     uint64_t ping_seq;
-    BusPeer peer; /* up: a process whose end has not been told yet, connected or not */
+    bool draining; /* messages are being taken, until there are none */
+    BusPeer peer;  /* up: a process whose end has not been told yet, connected or not */
     BusWireMsg msg;
 };
 
@@ -220,7 +221,7 @@ static void on_envelope(BusClient *c, const Baton__Envelope *env, const void *bl
 
 /* Takes messages until there are none, the connection ends or the round is over; true for the last.
  */
-static bool drain_messages(BusClient *c, int max) {
+static bool take_messages(BusClient *c, int max) {
     for (int i = 0; c->socket; i++) {
         if (i == max)
             return true;
@@ -238,6 +239,13 @@ static bool drain_messages(BusClient *c, int max) {
         bus_wire_release(&c->msg);
     }
     return false;
+}
+
+static bool drain_messages(BusClient *c, int max) {
+    c->draining = true;
+    bool more = take_messages(c, max);
+    c->draining = false;
+    return more;
 }
 
 static void on_knock(void *arg, bool refused) {
@@ -298,7 +306,7 @@ int bus_client_send(BusPeer *peer, const Baton__Envelope *env, const void *blob,
     if (c->state != STATE_UP || !peer->up)
         return err_set(err, E_BUSY, "not connected to %s now", c->endpoint);
     int rc = bus_wire_send(c->socket, &c->wire, NULL, 0, env, blob, blob_len, err);
-    if (bus_wire_readable(c->socket))
+    if (!c->draining && bus_wire_readable(c->socket))
         bus_pump_again(c->pump);
     return rc;
 }

@@ -39,6 +39,7 @@ struct BusServer {
     BusPeer *peer[BUS_PEERS_MAX];
     int n_peers;
     bool any_dead;
+    bool draining; /* messages are being taken, until there are none */
     BusWireMsg msg;
 };
 
@@ -92,7 +93,7 @@ static int send_to(BusServer *s, BusPeer *peer, const Baton__Envelope *env, cons
 
 /* After sends that may have come when the drain had had its turn. */
 static void after_sends(BusServer *s) {
-    if (s->any_dead || bus_wire_readable(s->socket))
+    if (!s->draining && (s->any_dead || bus_wire_readable(s->socket)))
         bus_pump_again(s->pump);
 }
 
@@ -214,7 +215,7 @@ static void on_peer(BusServer *s, BusPeer *peer, const Baton__Envelope *env, con
     }
 }
 
-static bool drain_messages(BusServer *s) {
+static bool take_messages(BusServer *s) {
     for (int i = 0; i < BUS_ROUND_MESSAGES; i++) {
         if (!bus_wire_recv(s->socket, true, &s->msg))
             return false;
@@ -236,6 +237,13 @@ static bool drain_messages(BusServer *s) {
         sweep(s);
     }
     return true;
+}
+
+static bool drain_messages(BusServer *s) {
+    s->draining = true;
+    bool more = take_messages(s);
+    s->draining = false;
+    return more;
 }
 
 /* ---- who is still there ---- */
