@@ -46,6 +46,8 @@ struct Dev {
     int32_t *token, *pos, *seq, *page_table;
     float *scratch; /* of the backend: scratch_len numbers for each thread */
     size_t scratch_len;
+    float *work; /* cpu/ only: work_len numbers shared by the rank's threads */
+    size_t work_len;
 };
 
 struct Mat {

@@ -2,12 +2,13 @@
  * operations that are too small to split. */
 #include "kernels/cpu/cpu.h"
 
+#include "base/topo.h"
+
 #include <cpuid.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 void cpu_scratch_reserve(Dev *d, size_t floats) {
     if (floats <= d->scratch_len)
@@ -15,6 +16,15 @@ void cpu_scratch_reserve(Dev *d, size_t floats) {
     free(d->scratch);
     d->scratch_len = (floats + 1023) & ~(size_t)1023;
     d->scratch = xaligned(d->scratch_len * (size_t)pool_size(d->pool) * sizeof(float));
+}
+
+float *cpu_work(Dev *d, size_t floats) {
+    if (floats > d->work_len) {
+        free(d->work);
+        d->work_len = (floats + 1023) & ~(size_t)1023;
+        d->work = xaligned(d->work_len * sizeof(float));
+    }
+    return d->work;
 }
 
 static void cpu_rms_norm(Dev *d, Tensor out, Tensor x, Tensor w, float eps) {
@@ -66,28 +76,30 @@ static void cpu_rope(Dev *d, Tensor x, int heads, int stride, int at, int dim, f
 }
 
 static void cpu_silu_mul(Dev *d, Tensor out, Tensor gate, Tensor up) {
-    (void)d;
-    for (int t = 0; t < gate.rows; t++) {
-        const float *g = host_row(gate, t), *u = host_row(up, t);
-        float *o = host_row(out, t);
-        for (int i = 0; i < gate.cols; i++)
-            o[i] = g[i] / (1.0f + expf(-g[i])) * u[i];
-    }
+    for (int t = 0; t < gate.rows; t++)
+        d->kern->silu_mul(host_row(out, t), host_row(gate, t), host_row(up, t), gate.cols);
 }
 
 /* ---- tables ---- */
 
+/* Physical cores that this process may use, shared among the ranks. */
 static int default_threads(int n_ranks) {
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    return cores / n_ranks > 1 ? (int)(cores / n_ranks) : 1;
+    Topo *topo;
+    if (topo_open(&topo, NULL))
+        return 1;
+    int n = topo_n_cores(topo, -1) / n_ranks;
+    topo_close(topo);
+    return n > 1 ? n : 1;
 }
 
 static int open_with(const Ops *ops, const Kern *kern, const DevConf *conf, Dev **dev, Err *err) {
     int rc = host_open(ops, conf, dev, err);
+    if (rc)
+        return rc;
+    int threads = conf->threads > 0 ? conf->threads : default_threads(conf->n_ranks);
     for (int r = 0; r < conf->n_ranks && rc == 0; r++) {
         dev[r]->kern = kern;
-        rc = pool_new(&dev[r]->pool,
-                      conf->threads > 0 ? conf->threads : default_threads(conf->n_ranks), err);
+        rc = pool_new(&dev[r]->pool, threads, err);
     }
     if (rc)
         ops->close(dev, conf->n_ranks);
@@ -99,6 +111,7 @@ static void cpu_close(Dev **dev, int n_ranks) {
         if (dev[r]) {
             pool_free(dev[r]->pool);
             free(dev[r]->rope.cs);
+            free(dev[r]->work);
         }
     ops_ref()->close(dev, n_ranks);
 }
@@ -114,6 +127,7 @@ static Ops table_of(const char *name, int (*open)(const DevConf *, Dev **, Err *
     t.silu_mul = cpu_silu_mul;
     t.mla_absorb = cpu_mla_absorb;
     t.mla_expand = cpu_mla_expand;
+    t.kv_write = cpu_kv_write;
     t.index_select = cpu_index_select;
     t.mla_attend = cpu_mla_attend;
     t.experts = cpu_experts;
@@ -137,8 +151,7 @@ static bool has_f16c(void) {
 }
 
 static bool has_avx2(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           has_f16c();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 }
 
 static bool has_avx512(void) {

@@ -3,10 +3,6 @@
  * that its result does not depend on the other tokens. */
 #include "kernels/cpu/cpu.h"
 
-#include <math.h>
-
-enum { CHUNK_ROWS = 16 };
-
 typedef struct Job {
     Dev *d;
     const Experts *e;
@@ -14,6 +10,7 @@ typedef struct Job {
     int hidden, inner, n_used, inner_chunks;
     int *used;    /* [n_used] experts with tokens, ascending */
     int *first;   /* [n_experts + 1] where an expert's tokens begin in `token` */
+    int *at;      /* [n_experts] where the next of an expert's tokens goes */
     int *token;   /* [total] */
     float *share; /* [total] weight of the expert for the token */
     float *x;     /* [total, hidden] gathered inputs */
@@ -22,9 +19,9 @@ typedef struct Job {
 } Job;
 
 /* Sorts the (token, place) pairs by expert; tokens of an expert stay ascending. */
-static void group(Job *j, Tensor x, Tensor id, Tensor weight) {
+static void group(Job *j, Tensor id, Tensor weight) {
     int n_experts = j->e->n_experts;
-    for (int t = 0; t < x.rows; t++)
+    for (int t = 0; t < id.rows; t++)
         for (int i = 0; i < id.cols; i++) {
             int32_t e = host_row_i32(id, t)[i];
             if (e >= 0 && j->e->gate[e].data)
@@ -34,19 +31,17 @@ static void group(Job *j, Tensor x, Tensor id, Tensor weight) {
         if (j->first[e + 1])
             j->used[j->n_used++] = e;
         j->first[e + 1] += j->first[e];
+        j->at[e] = j->first[e];
     }
     j->total = j->first[n_experts];
-    int *at = xmalloc((size_t)n_experts * sizeof *at);
-    memcpy(at, j->first, (size_t)n_experts * sizeof *at);
-    for (int t = 0; t < x.rows; t++)
+    for (int t = 0; t < id.rows; t++)
         for (int i = 0; i < id.cols; i++) {
             int32_t e = host_row_i32(id, t)[i];
             if (e < 0 || !j->e->gate[e].data)
                 continue;
-            j->token[at[e]] = t;
-            j->share[at[e]++] = host_row(weight, t)[i];
+            j->token[j->at[e]] = t;
+            j->share[j->at[e]++] = host_row(weight, t)[i];
         }
-    free(at);
 }
 
 static void gather(Job *j, Tensor x) {
@@ -55,58 +50,37 @@ static void gather(Job *j, Tensor x) {
                (size_t)j->hidden * sizeof(float));
 }
 
-/* Rows [r0, r1) of one expert's gate and up, multiplied and activated into act. */
+/* A chunk of rows of one expert's gate and up, multiplied and activated into act. */
 static void gate_up_chunk(void *arg, int chunk, int thread) {
     const Job *j = arg;
     const Kern *kern = j->d->kern;
-    int e = j->used[chunk / j->inner_chunks], r0 = chunk % j->inner_chunks * CHUNK_ROWS;
-    int r1 = r0 + CHUNK_ROWS < j->inner ? r0 + CHUNK_ROWS : j->inner, first = j->first[e],
+    int e = j->used[chunk / j->inner_chunks], r0 = chunk % j->inner_chunks * CPU_CHUNK_ROWS,
+        r1 = cpu_min(r0 + CPU_CHUNK_ROWS, j->inner), first = j->first[e],
         n = j->first[e + 1] - first;
-    size_t hidden = (size_t)j->hidden, pad = (hidden + 15) & ~(size_t)15;
-    float *buf = cpu_scratch(j->d, thread), *up = buf + KERN_TILE * pad;
-    for (int r = r0; r < r1; r += KERN_TILE) {
-        const float *row[KERN_TILE];
-        int m = r1 - r < KERN_TILE ? r1 - r : KERN_TILE;
-        float *act = j->act + (size_t)first * (size_t)j->inner + r;
-        for (int i = 0; i < m; i++) {
-            kern->row(&j->e->gate[e], r + i, buf + (size_t)i * pad);
-            row[i] = buf + (size_t)i * pad;
-        }
-        kern->dots(row, m, j->x + (size_t)first * hidden, hidden, n, j->hidden, act,
-                   (size_t)j->inner);
-        for (int i = 0; i < m; i++)
-            kern->row(&j->e->up[e], r + i, buf + (size_t)i * pad);
-        kern->dots(row, m, j->x + (size_t)first * hidden, hidden, n, j->hidden, up, KERN_TILE);
-        for (int t = 0; t < n; t++)
-            for (int i = 0; i < m; i++) {
-                float *a = &act[(size_t)t * (size_t)j->inner + (size_t)i];
-                *a = *a / (1.0f + expf(-*a)) * up[t * KERN_TILE + i];
-            }
-    }
+    size_t hidden = (size_t)j->hidden, inner = (size_t)j->inner;
+    float *rows = cpu_scratch(j->d, thread), *up = rows + CPU_CHUNK_ROWS * cpu_row_pitch(j->hidden),
+          *act = j->act + (size_t)first * inner + r0;
+    const float *x = j->x + (size_t)first * hidden;
+    cpu_rows_dot(kern, &j->e->gate[e], r0, r1, x, hidden, n, act, inner, rows);
+    cpu_rows_dot(kern, &j->e->up[e], r0, r1, x, hidden, n, up, CPU_CHUNK_ROWS, rows);
+    for (int t = 0; t < n; t++, act += inner)
+        kern->silu_mul(act, act, up + t * CPU_CHUNK_ROWS, r1 - r0);
 }
 
-/* Output rows [r0, r1) of all experts, ascending. */
+/* A chunk of output rows of all experts, ascending. */
 static void down_chunk(void *arg, int chunk, int thread) {
     const Job *j = arg;
-    const Kern *kern = j->d->kern;
-    int r0 = chunk * CHUNK_ROWS, r1 = r0 + CHUNK_ROWS < j->hidden ? r0 + CHUNK_ROWS : j->hidden;
-    size_t pad = ((size_t)j->inner + 15) & ~(size_t)15;
-    float *buf = cpu_scratch(j->d, thread), *part = buf + KERN_TILE * pad;
+    int r0 = chunk * CPU_CHUNK_ROWS, r1 = cpu_min(r0 + CPU_CHUNK_ROWS, j->hidden);
+    float *rows = cpu_scratch(j->d, thread),
+          *part = rows + CPU_CHUNK_ROWS * cpu_row_pitch(j->inner);
     for (int u = 0; u < j->n_used; u++) {
         int e = j->used[u], first = j->first[e], n = j->first[e + 1] - first;
-        for (int r = r0; r < r1; r += KERN_TILE) {
-            const float *row[KERN_TILE];
-            int m = r1 - r < KERN_TILE ? r1 - r : KERN_TILE;
-            for (int i = 0; i < m; i++) {
-                kern->row(&j->e->down[e], r + i, buf + (size_t)i * pad);
-                row[i] = buf + (size_t)i * pad;
-            }
-            kern->dots(row, m, j->act + (size_t)first * (size_t)j->inner, (size_t)j->inner, n,
-                       j->inner, part, KERN_TILE);
-            for (int t = 0; t < n; t++)
-                for (int i = 0; i < m; i++)
-                    host_row(j->y, j->token[first + t])[r + i] +=
-                        j->share[first + t] * part[t * KERN_TILE + i];
+        cpu_rows_dot(j->d->kern, &j->e->down[e], r0, r1, j->act + (size_t)first * (size_t)j->inner,
+                     (size_t)j->inner, n, part, CPU_CHUNK_ROWS, rows);
+        for (int t = 0; t < n; t++) {
+            float *y = host_row(j->y, j->token[first + t]) + r0, share = j->share[first + t];
+            for (int i = 0; i < r1 - r0; i++)
+                y[i] += share * part[t * CPU_CHUNK_ROWS + i];
         }
     }
 }
@@ -118,31 +92,30 @@ static int inner_size(const Experts *e) {
     return 0;
 }
 
+/* Lays the arrays of a job into the rank's working memory; the integers behind the numbers. */
+static void job_place(Job *j, size_t places) {
+    size_t h = (size_t)j->hidden, in = (size_t)j->inner, n = (size_t)j->e->n_experts,
+           floats = places * (1 + h + in), ints = 3 * n + 1 + places;
+    j->x = cpu_work(j->d, floats + ints);
+    j->act = j->x + places * h;
+    j->share = j->act + places * in;
+    j->used = (int *)(j->share + places);
+    j->first = j->used + n;
+    j->at = j->first + n + 1;
+    j->token = j->at + n;
+    memset(j->first, 0, (n + 1) * sizeof *j->first);
+}
+
 void cpu_experts(Dev *d, Tensor y, Tensor x, Tensor id, Tensor weight, const Experts *e) {
-    int hidden = x.cols, inner = inner_size(e), n_places = x.rows * id.cols;
-    if (inner == 0)
+    Job j = {.d = d, .e = e, .y = y, .hidden = x.cols, .inner = inner_size(e)};
+    if (j.inner == 0)
         return;
-    size_t places = (size_t)n_places, h = (size_t)hidden, in = (size_t)inner,
-           wide = h > in ? h : in;
-    float *mem = xmalloc(places * (1 + h + in) * sizeof *mem);
-    int *ints = xcalloc(2 * (size_t)e->n_experts + 1 + places, sizeof *ints);
-    Job j = {.d = d,
-             .e = e,
-             .y = y,
-             .hidden = hidden,
-             .inner = inner,
-             .inner_chunks = (inner + CHUNK_ROWS - 1) / CHUNK_ROWS};
-    j.share = mem;
-    j.x = mem + places;
-    j.act = j.x + places * h;
-    j.used = ints;
-    j.first = ints + e->n_experts;
-    j.token = j.first + e->n_experts + 1;
-    group(&j, x, id, weight);
+    int wide = j.hidden > j.inner ? j.hidden : j.inner;
+    j.inner_chunks = (j.inner + CPU_CHUNK_ROWS - 1) / CPU_CHUNK_ROWS;
+    job_place(&j, (size_t)x.rows * (size_t)id.cols);
+    group(&j, id, weight);
     gather(&j, x);
-    cpu_scratch_reserve(d, KERN_TILE * (((wide + 15) & ~(size_t)15) + (size_t)x.rows));
+    cpu_scratch_reserve(d, CPU_CHUNK_ROWS * (cpu_row_pitch(wide) + (size_t)x.rows));
     pool_run(d->pool, j.n_used * j.inner_chunks, gate_up_chunk, &j);
-    pool_run(d->pool, (hidden + CHUNK_ROWS - 1) / CHUNK_ROWS, down_chunk, &j);
-    free(ints);
-    free(mem);
+    pool_run(d->pool, (j.hidden + CPU_CHUNK_ROWS - 1) / CPU_CHUNK_ROWS, down_chunk, &j);
 }

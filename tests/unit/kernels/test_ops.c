@@ -371,7 +371,7 @@ static void test_top_k_is_exact(void **state) {
     enum { N = 5000 };
     static float score[N];
     static int32_t want[N], got[N];
-    static uint32_t count[2048];
+    uint32_t *work = xmalloc(cpu_top_k_work(N) * sizeof *work);
     for (int kind = 0; kind < 6; kind++)
         for (int k = 1; k < N; k = k * 3 + 1) {
             for (int i = 0; i < N; i++) {
@@ -388,9 +388,10 @@ static void test_top_k_is_exact(void **state) {
             }
             qsort_r(want, N, sizeof *want, by_score_then_pos, score);
             qsort(want, (size_t)k, sizeof *want, by_pos);
-            cpu_top_k(score, N, k, count, got);
+            cpu_top_k(score, N, k, work, got);
             assert_memory_equal(want, got, (size_t)k * sizeof *want);
         }
+    free(work);
 }
 
 /* ---- experts and routing ---- */
