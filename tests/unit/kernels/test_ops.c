@@ -1,136 +1,14 @@
 /* The fast host backends against the reference, operation by operation, and against each other bit
  * for bit. */
-#include "kernels/cpu/cpu.h"
+#include "tests/unit/kernels/ops_side.h"
 
 #include <math.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
 enum { MAX_ROWS = 96, TOPK = 100, CONTEXT = 1024 };
-
-static uint32_t seed = 1;
-
-static float noise(void) {
-    seed = seed * 1664525u + 1013904223u;
-    return (float)(int32_t)seed / 2147483648.0f;
-}
-
-typedef struct Side {
-    const Ops *ops;
-    Dev *dev;
-} Side;
-
-static Side side_open(const Ops *ops, int threads) {
-    Side s = {.ops = ops};
-    Err err = {0};
-    DevConf c = {.n_ranks = 1,
-                 .threads = threads,
-                 .max_rows = MAX_ROWS,
-                 .max_seqs = 4,
-                 .max_context = CONTEXT,
-                 .index_topk = TOPK};
-    if (ops->open(&c, &s.dev, &err))
-        fail_msg("%s", err.text);
-    return s;
-}
-
-static void side_close(Side *s) {
-    s->ops->close(&s->dev, 1);
-}
-
-/* All backends that this processor runs, the reference first. */
-static int sides(Side *s) {
-    int n = 0;
-    s[n++] = side_open(ops_ref(), 1);
-    if (ops_cpu("avx2"))
-        s[n++] = side_open(ops_cpu("avx2"), 1);
-    if (ops_cpu("avx512"))
-        s[n++] = side_open(ops_cpu("avx512"), 1);
-    if (ops_cpu(NULL))
-        s[n++] = side_open(ops_cpu(NULL), 3);
-    return n;
-}
-
-/* Poisoned, with ld wider than cols. */
-static Tensor tensor(int rows, int cols) {
-    int ld = cols + 3;
-    float *p = xmalloc((size_t)rows * (size_t)ld * sizeof *p);
-    for (int i = 0; i < rows * ld; i++)
-        p[i] = NAN;
-    return (Tensor){p, DT_F32, rows, cols, ld, false};
-}
-
-static Tensor noise_tensor(int rows, int cols) {
-    Tensor t = tensor(rows, cols);
-    for (int r = 0; r < rows; r++)
-        for (int c = 0; c < cols; c++)
-            host_row(t, r)[c] = noise();
-    return t;
-}
-
-static void near(Tensor want, Tensor got, double tolerance) {
-    double diff = 0, top = 1e-30;
-    for (int r = 0; r < want.rows; r++)
-        for (int c = 0; c < want.cols; c++) {
-            assert_false(isnan(host_row(got, r)[c]));
-            diff = fmax(diff, fabs((double)host_row(want, r)[c] - host_row(got, r)[c]));
-            top = fmax(top, fabs((double)host_row(want, r)[c]));
-        }
-    if (diff > tolerance * top)
-        fail_msg("differs by %g of %g", diff, top);
-}
-
-static void same(Tensor a, Tensor b) {
-    for (int r = 0; r < a.rows; r++)
-        assert_memory_equal(host_row(a, r), host_row(b, r), (size_t)a.cols * sizeof(float));
-}
-
-/* ---- matrices ---- */
-
-typedef struct Stored {
-    MatView view;
-    void *data, *scale;
-} Stored;
-
-static Stored stored(Dtype dtype, int rows, int cols) {
-    Stored s = {.view = {.dtype = dtype,
-                         .rows = rows,
-                         .cols = cols,
-                         .row_bytes = dtype_row_bytes(dtype, cols),
-                         .scale2 = 0.013f}};
-    size_t bytes = s.view.row_bytes * (size_t)rows, numbers = (size_t)rows * (size_t)cols;
-    int sr = (rows + 127) / 128, sc = (cols + 127) / 128;
-    s.data = xmalloc(bytes);
-    s.scale = xmalloc((size_t)sr * (size_t)sc * 4 + (size_t)rows * (size_t)(cols / 16 + 1));
-    for (size_t i = 0; i < bytes; i++)
-        ((uint8_t *)s.data)[i] = (uint8_t)(int)(noise() * 127) & (dtype == DT_F8E4M3 ? 0xbf : 0xff);
-    for (size_t i = 0; i < numbers && dtype == DT_F32; i++)
-        ((float *)s.data)[i] = noise();
-    for (size_t i = 0; i < numbers && dtype == DT_BF16; i++)
-        ((uint16_t *)s.data)[i] = f32_to_bf16(noise());
-    for (int i = 0; i < sr * sc && dtype == DT_F8E4M3; i++)
-        ((float *)s.scale)[i] = 0.5f + 0.4f * noise();
-    for (int i = 0; i < rows * (cols / 16) && dtype == DT_NVFP4; i++)
-        ((uint8_t *)s.scale)[i] = (uint8_t)(0x28 + i % 32);
-    s.view.data = s.data;
-    s.view.scale = dtype == DT_F8E4M3 || dtype == DT_NVFP4 ? s.scale : NULL;
-    s.view.scale_cols = dtype == DT_NVFP4 ? cols / 16 : sc;
-    return s;
-}
-
-static void stored_done(Stored *s) {
-    free(s->data);
-    free(s->scale);
-}
-
-static const Dtype DTYPES[] = {DT_F32, DT_BF16, DT_F8E4M3, DT_NVFP4};
 
 static void test_rows_are_dequantised_exactly(void **state) {
     (void)state;
@@ -173,7 +51,7 @@ static void test_linear(void **state) {
     static const int shape[][3] = {{1, 16, 16},   {2, 33, 250},   {7, 130, 304},
                                    {65, 67, 208}, {96, 20, 1000}, {3, 1, 7}};
     Side s[4];
-    int n = sides(s);
+    int n = sides(s, MAX_ROWS, CONTEXT);
     for (size_t i = 0; i < sizeof shape / sizeof *shape; i++)
         for (int d = 0; d < 4; d++) {
             int rows = shape[i][0], out = shape[i][1], k = shape[i][2];
@@ -204,7 +82,7 @@ static void test_linear(void **state) {
 static void test_rows_do_not_see_each_other(void **state) {
     (void)state;
     Side s[4];
-    int n = sides(s);
+    int n = sides(s, MAX_ROWS, CONTEXT);
     Stored w = stored(DT_F8E4M3, 70, 300);
     Tensor x = noise_tensor(65, 300);
     for (int b = 1; b < n; b++) {
@@ -229,7 +107,7 @@ static void test_absorb_and_expand(void **state) {
     (void)state;
     enum { H = 3, NOPE = 24, ROPE = 8, V = 20, LORA = 256, N = 5 };
     Side s[4];
-    int n = sides(s);
+    int n = sides(s, MAX_ROWS, CONTEXT);
     Stored w = stored(DT_F8E4M3, H * (NOPE + V), LORA);
     Tensor q = noise_tensor(N, H * (NOPE + ROPE)), ql[4], x = noise_tensor(N, H * LORA), o[4];
     for (int b = 0; b < n; b++) {
@@ -302,7 +180,7 @@ static void fill(Side *s, Pool *p, int n0, int n1) {
 
 static void attention_case(Dtype dtype) {
     Side s[4];
-    int n = sides(s), rows = 0;
+    int n = sides(s, MAX_ROWS, CONTEXT), rows = 0;
     Pool p = pool_new_for(dtype);
     fill(&s[0], &p, 700, 65);
     static const int at[] = {0, 1, 63, 64, 99, 100, 101, 500, 699};
@@ -401,7 +279,7 @@ static void test_experts(void **state) {
     enum { E = 6, HID = 80, INNER = 48, K = 3 };
     static const int counts[] = {1, 2, 65};
     Side s[4];
-    int n = sides(s);
+    int n = sides(s, MAX_ROWS, CONTEXT);
     for (int d = 1; d < 4; d++) {
         Stored part[3][E];
         MatView v[3][E] = {0};
@@ -448,7 +326,7 @@ static void test_experts(void **state) {
 static void test_routing_of_extreme_logits(void **state) {
     (void)state;
     enum { E = 32, K = 4 };
-    Side s = side_open(ops_ref(), 1);
+    Side s = side_open(ops_ref(), 1, MAX_ROWS, CONTEXT);
     Tensor logits = tensor(3, E), bias = tensor(1, E), id = tensor(3, K), w = tensor(3, K);
     for (int e = 0; e < E; e++) {
         host_row(logits, 0)[e] = -30.0f - (float)(e % 2);
@@ -479,7 +357,7 @@ static void test_norms_rope_and_silu(void **state) {
     (void)state;
     enum { N = 7, C = 77, HD = 48 };
     Side s[4];
-    int n = sides(s);
+    int n = sides(s, MAX_ROWS, CONTEXT);
     int32_t tok[N] = {0}, pos[N] = {0, 1, 5, 63, 64, 1000, 1023}, seq[N] = {0},
             page[CONTEXT / 64] = {0};
     Tensor x = noise_tensor(N, C), w = noise_tensor(1, C), q = noise_tensor(N, 2 * HD),
