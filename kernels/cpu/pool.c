@@ -1,5 +1,6 @@
 /* See pool.h. `turn` is written by the rank's thread to start a job; workers take chunks from
- * `next` and report through `left`. */
+ * `next` and report through `left`. Whoever changes a word that others wait for wakes them only if
+ * someone sleeps: `sleepers` is raised before the word is looked at for the last time. */
 #include "kernels/cpu/pool.h"
 
 #include <linux/futex.h>
@@ -29,25 +30,25 @@ struct HostPool {
     _Atomic uint32_t turn; /* futex word of the workers */
     _Atomic int next;      /* first chunk that nobody has taken */
     _Atomic uint32_t left; /* workers still in the job; futex word of the rank's thread */
+    _Atomic int sleepers;  /* threads in or about to enter futex_wait, on either word */
 };
 
-static void futex_wait(_Atomic uint32_t *word, uint32_t value) {
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
-}
-
-static void futex_wake(_Atomic uint32_t *word, int n) {
-    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
+static void wake(HostPool *p, _Atomic uint32_t *word, int n) {
+    if (atomic_load(&p->sleepers) > 0)
+        syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, n, NULL, NULL, 0);
 }
 
 /* Until *word differs from value. */
-static void wait_change(_Atomic uint32_t *word, uint32_t value) {
+static void wait_change(HostPool *p, _Atomic uint32_t *word, uint32_t value) {
     for (int i = 0; i < SPIN_ROUNDS; i++) {
         if (atomic_load_explicit(word, memory_order_acquire) != value)
             return;
         __builtin_ia32_pause();
     }
-    while (atomic_load_explicit(word, memory_order_acquire) == value)
-        futex_wait(word, value);
+    atomic_fetch_add(&p->sleepers, 1);
+    while (atomic_load(word) == value)
+        syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+    atomic_fetch_sub(&p->sleepers, 1);
 }
 
 static void take_chunks(HostPool *p, int thread) {
@@ -59,20 +60,20 @@ static void *worker_main(void *arg) {
     Worker *w = arg;
     HostPool *p = w->pool;
     for (uint32_t seen = 0;;) {
-        wait_change(&p->turn, seen);
+        wait_change(p, &p->turn, seen);
         seen++;
         if (p->stop)
             return NULL;
         take_chunks(p, w->index);
-        if (atomic_fetch_sub_explicit(&p->left, 1, memory_order_acq_rel) == 1)
-            futex_wake(&p->left, 1);
+        if (atomic_fetch_sub(&p->left, 1) == 1)
+            wake(p, &p->left, 1);
     }
 }
 
 static void start(HostPool *p) {
     atomic_store_explicit(&p->left, (uint32_t)p->n_started, memory_order_relaxed);
-    atomic_fetch_add_explicit(&p->turn, 1, memory_order_release);
-    futex_wake(&p->turn, p->n_started);
+    atomic_fetch_add(&p->turn, 1);
+    wake(p, &p->turn, p->n_started);
 }
 
 int pool_new(HostPool **out, int n_threads, Err *err) {
@@ -121,5 +122,5 @@ void pool_run(HostPool *p, int n_chunks, PoolFn fn, void *arg) {
     start(p);
     take_chunks(p, 0);
     for (uint32_t left; (left = atomic_load_explicit(&p->left, memory_order_acquire)) != 0;)
-        wait_change(&p->left, left);
+        wait_change(p, &p->left, left);
 }

@@ -175,6 +175,42 @@ static void test_silu_is_accurate(void **state) {
         side_close(&s[b]);
 }
 
+/* Numbers on, and one step beside, the middle between two e4m3 codes, and on those between two
+ * bf16 numbers: rounded as the scalar conversions do. */
+static void test_rounding_to_stored_numbers(void **state) {
+    (void)state;
+    static float x[127 * 6 + 22];
+    int n = 0;
+    for (int code = 0; code < 127; code++) {
+        float mid = code < 126
+                        ? (f8e4m3_to_f32((uint8_t)code) + f8e4m3_to_f32((uint8_t)(code + 1))) / 2
+                        : 464.0f;
+        float near_mid[3] = {mid, nextafterf(mid, 0), nextafterf(mid, 1e9f)};
+        for (int i = 0; i < 6; i++)
+            x[n++] = i % 2 ? -near_mid[i / 2] : near_mid[i / 2];
+    }
+    for (uint32_t i = 0; i < 22; i++) { /* bf16 ties, infinities, NaN with a low payload */
+        uint32_t u = (i % 2 << 31) + (i < 16 ? 0x3f7f8000u + (i / 2 << 15) + i % 3 - 1
+                                             : 0x7f7f8000u + (i - 16) / 2 * 0x8001u);
+        memcpy(&x[n++], &u, 4);
+    }
+    const Kern *kern[2] = {ops_cpu("avx2") ? kern_avx2() : NULL,
+                           ops_cpu("avx512") ? kern_avx512() : NULL};
+    for (int k = 0; k < 2; k++) {
+        uint8_t f8[sizeof x / 4], bf16[sizeof x / 2];
+        if (!kern[k])
+            continue;
+        kern[k]->to_f8(x, n, 1.0f, f8);
+        kern[k]->to_bf16(x, n, bf16);
+        for (int i = 0; i < n; i++) {
+            uint16_t half;
+            memcpy(&half, bf16 + 2 * i, 2);
+            assert_int_equal(f8[i], f32_to_f8e4m3(x[i]));
+            assert_int_equal(half, f32_to_bf16(x[i]));
+        }
+    }
+}
+
 /* ---- a long sequence and a short one in a pool ---- */
 
 typedef struct Pool {
@@ -471,6 +507,7 @@ int main(void) {
         cmocka_unit_test(test_nan_and_extreme_scales),
         cmocka_unit_test(test_experts_do_not_see_other_tokens),
         cmocka_unit_test(test_silu_is_accurate),
+        cmocka_unit_test(test_rounding_to_stored_numbers),
         cmocka_unit_test(test_long_context_f32),
         cmocka_unit_test(test_long_context_bf16),
         cmocka_unit_test(test_long_context_fp8),
