@@ -8,7 +8,9 @@
 typedef struct V {
     __m256 lo, hi;
 } V;
-enum { TILE_TOKENS = 1, ACC_COLS = 1 }; /* four times two registers, and as many to load */
+/* What fits 16 registers: four accumulators of two each, and as many to load. */
+#define TILE_TOKENS 1
+enum { ACC4_COLS = 1, ACC2_COLS = 2 };
 
 static inline V v_zero(void) {
     return (V){_mm256_setzero_ps(), _mm256_setzero_ps()};
@@ -111,12 +113,6 @@ static inline void v_store_sums(float *out, V a, V b, V c, V d) {
     __m256 s = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
     s = _mm256_add_ps(_mm256_shuffle_ps(s, s, 0x88), _mm256_shuffle_ps(s, s, 0xdd));
     _mm_storeu_ps(out, _mm_unpacklo_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
-}
-
-/* out[t * ld + i] = v_sum of acc[i][t] */
-static inline void v_store_tile(float *out, size_t ld, V acc[KERN_TILE][TILE_TOKENS]) {
-    for (int t = 0; t < TILE_TOKENS; t++)
-        v_store_sums(out + (size_t)t * ld, acc[0][t], acc[1][t], acc[2][t], acc[3][t]);
 }
 
 /* ---- stored formats ---- */

@@ -5,7 +5,8 @@
 #include <immintrin.h>
 
 typedef __m512 V;
-enum { TILE_TOKENS = 4, ACC_COLS = 4 };
+#define TILE_TOKENS 4
+enum { ACC4_COLS = 4, ACC2_COLS = 4 };
 
 static inline V v_zero(void) {
     return _mm512_setzero_ps();

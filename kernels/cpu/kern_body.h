@@ -127,10 +127,14 @@ INLINE void tile(const float *const *w, const float *x, size_t ld_x, int T, int 
                 v_fma(ws, v_load_part(x + (size_t)t * ld_x + c, k - c), acc[i][t]);
         }
     }
-    if (T == 1)
-        v_store_sums(out, acc[0][0], acc[1][0], acc[2][0], acc[3][0]);
-    else
+#if TILE_TOKENS == 4
+    if (T == 4) {
         v_store_tile(out, ld_out, acc);
+        return;
+    }
+#endif
+    UNROLL for (int t = 0; t < T; t++)
+        v_store_sums(out + (size_t)t * ld_out, acc[0][t], acc[1][t], acc[2][t], acc[3][t]);
 }
 
 static float dot(const float *a, const float *b, int k) {
@@ -152,8 +156,14 @@ static void k_dots(const float *const *w, int n_w, const float *x, size_t ld_x, 
                 out[(size_t)t * ld_out + (size_t)i] = dot(w[i], x + (size_t)t * ld_x, k);
         return;
     }
-    for (; t + TILE_TOKENS <= n; t += TILE_TOKENS)
-        tile(w, x + (size_t)t * ld_x, ld_x, TILE_TOKENS, k, out + (size_t)t * ld_out, ld_out);
+#if TILE_TOKENS == 4
+    for (; t + 4 <= n; t += 4)
+        tile(w, x + (size_t)t * ld_x, ld_x, 4, k, out + (size_t)t * ld_out, ld_out);
+    if (t + 2 <= n) {
+        tile(w, x + (size_t)t * ld_x, ld_x, 2, k, out + (size_t)t * ld_out, ld_out);
+        t += 2;
+    }
+#endif
     for (; t < n; t++)
         tile(w, x + (size_t)t * ld_x, ld_x, 1, k, out + (size_t)t * ld_out, ld_out);
 }
@@ -284,10 +294,13 @@ static void k_accumulate(float *const *acc, int n_acc, const float *p, size_t ld
                          const float *const *rows, int n, int width) {
     for (int i = 0, m; i < n_acc; i += m, p += (size_t)m * ld_p) {
         int c = 0;
-        m = n_acc - i < KERN_TILE ? 1 : KERN_TILE;
-        if (m == KERN_TILE)
-            for (; c + 16 * ACC_COLS <= width; c += 16 * ACC_COLS)
-                accumulate(acc + i, KERN_TILE, p, ld_p, rows, n, c, ACC_COLS);
+        m = n_acc - i >= 4 ? 4 : n_acc - i >= 2 ? 2 : 1;
+        if (m == 4)
+            for (; c + 16 * ACC4_COLS <= width; c += 16 * ACC4_COLS)
+                accumulate(acc + i, 4, p, ld_p, rows, n, c, ACC4_COLS);
+        else if (m == 2)
+            for (; c + 16 * ACC2_COLS <= width; c += 16 * ACC2_COLS)
+                accumulate(acc + i, 2, p, ld_p, rows, n, c, ACC2_COLS);
         else
             for (; c + 64 <= width; c += 64)
                 accumulate(acc + i, 1, p, ld_p, rows, n, c, 4);
