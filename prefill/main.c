@@ -231,13 +231,15 @@ static int start_serving(App *a, Err *err) {
     return life_open(&a->life, &life, err);
 }
 
+/* The link goes before the bus: a router takes a closed bus for the word that nothing more is
+ * written into the pages that decode granted. */
 static void stop(App *a) {
     stepper_close(a->stepper);
     life_close(a->life);
+    kvlink_close(a->link);
     bus_server_close(a->bus);
     expert_watch_free(a->watch);
     loop_timer_free(a->tick);
-    kvlink_close(a->link);
     if (a->prefill_open)
         prefill_done(&a->prefill);
     runtime_close(&a->runtime);
