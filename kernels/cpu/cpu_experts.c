@@ -16,6 +16,8 @@ typedef struct Job {
     float *x;     /* [total, hidden] gathered inputs */
     float *act;   /* [total, inner] */
     int total;
+    int most; /* places of the expert that has the most: a token may name an expert more than once
+               */
 } Job;
 
 /* Sorts the (token, place) pairs by expert; tokens of an expert stay ascending. */
@@ -30,6 +32,8 @@ static void group(Job *j, Tensor id, Tensor weight) {
     for (int e = 0; e < n_experts; e++) {
         if (j->first[e + 1])
             j->used[j->n_used++] = e;
+        if (j->first[e + 1] > j->most)
+            j->most = j->first[e + 1];
         j->first[e + 1] += j->first[e];
         j->at[e] = j->first[e];
     }
@@ -115,7 +119,7 @@ void cpu_experts(Dev *d, Tensor y, Tensor x, Tensor id, Tensor weight, const Exp
     job_place(&j, (size_t)x.rows * (size_t)id.cols);
     group(&j, id, weight);
     gather(&j, x);
-    cpu_scratch_reserve(d, CPU_CHUNK_ROWS * (cpu_row_pitch(wide) + (size_t)x.rows));
+    cpu_scratch_reserve(d, CPU_CHUNK_ROWS * (cpu_row_pitch(wide) + (size_t)j.most));
     pool_run(d->pool, j.n_used * j.inner_chunks, gate_up_chunk, &j);
     pool_run(d->pool, (j.hidden + CPU_CHUNK_ROWS - 1) / CPU_CHUNK_ROWS, down_chunk, &j);
 }
