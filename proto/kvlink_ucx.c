@@ -218,19 +218,27 @@ static void on_ep_error(void *arg, ucp_ep_h handle, ucs_status_t status) {
         ep->on_error(ep->arg);
 }
 
-/* UCX tells only in words what an endpoint does: "lane[0]: 3:posix/memory.0 ..." and, when it
- * writes into foreign memory, "put[0]: ...". */
+/* UCX tells only in words what an endpoint does: "lane[0]: 3:posix/memory.0 ... am rma_bw#0". That
+ * it writes into foreign memory shows in a line "put[0]: ..." of its older protocols, and in its
+ * newer ones, which choose at the first put, by a lane for such writes. UCX counts TCP among those
+ * lanes, though the other process has to take part. */
 static void learn_transport(UcxEp *ep) {
-    char *text = NULL;
+    char *text = NULL, *rest, flags[256];
     size_t len;
     FILE *f = open_memstream(&text, &len);
     CHECK(f);
     ucp_ep_print_info(ep->ep, f);
     CHECK(fclose(f) == 0);
-    ep->one_sided = strstr(text, " put[") != NULL;
-    const char *lane = strstr(text, "lane[0]:");
-    if (!lane || sscanf(lane, "lane[0]: %*d:%31[^/ ]", ep->transport) != 1)
-        ep->transport[0] = 0;
+    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char name[sizeof ep->transport];
+        const char *lane = strstr(line, "lane[");
+        ep->one_sided |= strstr(line, " put[") != NULL;
+        if (!lane || sscanf(lane, "lane[%*d]: %*d:%31[^/ ]%255[^\n]", name, flags) != 2)
+            continue;
+        ep->one_sided |= strcmp(name, "tcp") != 0 && strstr(flags, " rma") != NULL;
+        if (!ep->transport[0])
+            memcpy(ep->transport, name, sizeof name);
+    }
     free(text);
 }
 
