@@ -47,7 +47,7 @@ static void *worker_main(void *arg) {
     for (Call *c; (c = queue_pop(s->queue, -1));) {
         int64_t begin = clock_now_us();
         atomic_store(&s->busy_since_ms, begin / 1000);
-        store_compute(s->store, c->layer, c->n, c->k, c->x, c->expert, c->weight, c->y);
+        store_compute(s->store, c->layer, c->n, c->k, c->x, c->expert, c->weight, c->y, NULL, NULL);
         c->compute_us = clock_now_us() - begin;
         atomic_store(&s->busy_since_ms, 0);
         stat_observe(s->wait_s, (double)(begin - c->arrived_us) * 1e-6);

@@ -15,8 +15,10 @@ struct Store {
     Dev *dev;
     Experts *layer[SHAPE_MAX_LAYERS]; /* NULL on dense layers */
     bool *remote;                     /* [layers, n_experts] held here */
+    bool *seen;                       /* [n_experts] by the call that runs */
     int n_held;
     uint64_t bytes;
+    uint64_t layer_expert_bytes[SHAPE_MAX_LAYERS]; /* of one expert's slice */
 };
 
 static int slice(const Store *s, const Weights *w, int layer, int expert, MatView v[3], Err *err) {
@@ -43,13 +45,16 @@ static int load_layer(Store *s, const Weights *w, int layer, Err *err) {
     MatView *v = xcalloc((size_t)n * 3, sizeof *v); /* all gates, all ups, all downs */
     for (int e = 0; e < n && rc == 0; e++) {
         MatView one[3];
+        uint64_t bytes = 0;
         if (!s->remote[layer * n + e])
             continue;
         rc = slice(s, w, layer, e, one, err);
         for (int p = 0; p < 3 && rc == 0; p++) {
             v[p * n + e] = one[p];
-            s->bytes += (uint64_t)one[p].rows * dtype_row_bytes(one[p].dtype, one[p].cols);
+            bytes += (uint64_t)one[p].rows * dtype_row_bytes(one[p].dtype, one[p].cols);
         }
+        s->bytes += bytes;
+        s->layer_expert_bytes[layer] = bytes;
         s->n_held++;
     }
     ExpertsView view = {n, v, v + n, v + 2 * n};
@@ -92,6 +97,7 @@ int store_open(Store **out, const Weights *w, const StoreConf *conf, Err *err) {
     s->conf = *conf;
     s->shape = *shape;
     s->ops = ops;
+    s->seen = xcalloc((size_t)shape->n_experts, sizeof *s->seen);
     DevConf dc = {.n_ranks = 1,
                   .threads = conf->threads,
                   .max_rows = conf->max_rows,
@@ -117,6 +123,7 @@ void store_close(Store *s) {
             s->ops->experts_free(s->dev, s->layer[l]);
     s->ops->close(&s->dev, 1);
     free(s->remote);
+    free(s->seen);
     free(s);
 }
 
@@ -137,9 +144,24 @@ bool store_holds(const Store *s, int layer, int expert) {
            expert < s->shape.n_experts && s->remote[layer * s->shape.n_experts + expert];
 }
 
-void store_compute(Store *s, int layer, int n, int k, const float *x, const int32_t *id,
-                   const float *weight, float *y) {
+/* The distinct experts of a call and what their slices weigh. */
+static StoreWork weigh(Store *s, int layer, const int32_t *id, int n) {
+    StoreWork work = {0};
+    memset(s->seen, 0, (size_t)s->shape.n_experts * sizeof *s->seen);
+    for (int i = 0; i < n; i++)
+        if (id[i] >= 0 && !s->seen[id[i]]) {
+            s->seen[id[i]] = true;
+            work.n_experts++;
+        }
+    work.bytes = (uint64_t)work.n_experts * s->layer_expert_bytes[layer];
+    return work;
+}
+
+StoreWork store_compute(Store *s, int layer, int n, int k, const float *x, const int32_t *id,
+                        const float *weight, float *y, void (*between)(void *arg), void *arg) {
     int hidden = s->shape.hidden;
+    (void)between; /* a call of this format runs in one piece */
+    (void)arg;
     CHECK(n >= 1 && n <= s->conf.max_rows && s->layer[layer]);
     memset(y, 0, (size_t)n * (size_t)hidden * sizeof *y);
     Tensor ty = {y, DT_F32, n, hidden, hidden, true};
@@ -147,4 +169,5 @@ void store_compute(Store *s, int layer, int n, int k, const float *x, const int3
     Tensor tid = {(void *)id, DT_I32, n, k, k, true};
     Tensor tw = {(void *)weight, DT_F32, n, k, k, true};
     s->ops->experts(s->dev, ty, tx, tid, tw, s->layer[layer]);
+    return weigh(s, layer, id, n * k);
 }

@@ -19,6 +19,7 @@ typedef struct Field {
 } Field;
 
 static const Field fields[] = {
+    {"model_id", FIELD_U64, offsetof(Baton__Hello, model_id)},
     {"fingerprint", FIELD_U64, offsetof(Baton__Hello, fingerprint)},
     {"tokenizer_hash", FIELD_U64, offsetof(Baton__Hello, tokenizer_hash)},
     {"tp", FIELD_U32, offsetof(Baton__Hello, tp)},
@@ -52,6 +53,8 @@ static int check_form(const Baton__Hello *h, Err *err) {
         return err_set(err, E_MISMATCH, "%s has no generation", h->name);
     if (!text_ok(h->kv_dtype, 0, 15))
         return err_set(err, E_MISMATCH, "%s has an unreadable kv_dtype", h->name);
+    if (!text_ok(h->expert_format, 0, 31))
+        return err_set(err, E_MISMATCH, "%s has an unreadable expert_format", h->name);
     if (h->role == BATON__ROLE__ROLE_EXPERTD && h->shard >= h->n_shards)
         return err_set(err, E_MISMATCH, "%s has shard %u of %u", h->name, h->shard, h->n_shards);
     return 0;
@@ -121,6 +124,11 @@ Baton__Hello *hello_copy(const Baton__Hello *h) {
     copy->name = xstrdup(h->name);
     copy->kv_dtype = xstrdup(h->kv_dtype);
     copy->model = xstrdup(h->model);
+    copy->expert_format = xstrdup(h->expert_format);
+    if (h->held.len) {
+        copy->held.data = xmalloc(h->held.len);
+        memcpy(copy->held.data, h->held.data, h->held.len);
+    }
     /* Fields of a later protocol are of no use here, and need not even be well formed. */
     copy->base.n_unknown_fields = 0;
     copy->base.unknown_fields = NULL;

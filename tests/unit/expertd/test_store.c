@@ -86,7 +86,7 @@ static void test_shards_sum_to_the_whole(void **state) {
                               .max_rows = N};
             if (store_open(&store, weights, &conf, &err))
                 fail_msg("%s", err.text);
-            store_compute(store, LAYER, N, K, x, id, w, y);
+            store_compute(store, LAYER, N, K, x, id, w, y, NULL, NULL);
             for (int i = 0; i < N * s->hidden; i++)
                 sum[i] += y[i];
             store_close(store);
