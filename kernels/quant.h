@@ -51,6 +51,44 @@ static inline uint16_t f32_to_bf16(float f) {
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1)) >> 16);
 }
 
+/* IEEE half. Exact. */
+static inline float f16_to_f32(uint16_t v) {
+    uint32_t sign = (uint32_t)(v & 0x8000) << 16, u = (uint32_t)(v & 0x7fff);
+    float f;
+    if (u >= 0x7c00) {
+        u = 0x7f800000u | (u & 0x3ff) << 13;
+    } else if (u >= 0x400) {
+        u = (u << 13) + (112u << 23); /* exponents are biased by 127 instead of 15 */
+    } else {
+        f = (float)u * 0x1p-24f;
+        memcpy(&u, &f, 4);
+    }
+    u |= sign;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* Round to nearest even; beyond the largest half infinity; NaN stays NaN. */
+static inline uint16_t f32_to_f16(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
+    u &= 0x7fffffff;
+    if (u > 0x7f800000)
+        return sign | 0x7e00;
+    if (u >= 0x477ff000) /* 65520 rounds to 65536 */
+        return sign | 0x7c00;
+    if (u < 0x38800000) { /* below 2^-14 halves are multiples of 2^-24, as is this sum's last bit */
+        float m;
+        memcpy(&m, &u, 4);
+        m += 0.5f;
+        memcpy(&u, &m, 4);
+        return sign | (uint16_t)(u - 0x3f000000);
+    }
+    u += 0xfff + (u >> 13 & 1);
+    return sign | (uint16_t)((u >> 13) - (112 << 10));
+}
+
 /* e4m3 (fn): bias 7, no infinities, 0x7f and 0xff are NaN. Exact. */
 static inline float f8e4m3_to_f32(uint8_t v) {
     uint32_t sign = (uint32_t)(v & 0x80) << 24, u = (uint32_t)(v & 0x7f);

@@ -82,6 +82,8 @@ static void cpu_silu_mul(Dev *d, Tensor out, Tensor gate, Tensor up) {
 
 /* ---- tables ---- */
 
+enum { SPIN_US = 100 }; /* operations of one step follow each other faster */
+
 /* Physical cores that this process may use, shared among the ranks. */
 static int default_threads(int n_ranks) {
     Topo *topo;
@@ -96,10 +98,12 @@ static int open_with(const Ops *ops, const Kern *kern, const DevConf *conf, Dev 
     int rc = host_open(ops, conf, dev, err);
     if (rc)
         return rc;
-    int threads = conf->threads > 0 ? conf->threads : default_threads(conf->n_ranks);
+    PoolConf pool = {.n_threads =
+                         conf->threads > 0 ? conf->threads : default_threads(conf->n_ranks),
+                     .spin_us = SPIN_US};
     for (int r = 0; r < conf->n_ranks && rc == 0; r++) {
         dev[r]->kern = kern;
-        rc = pool_new(&dev[r]->pool, threads, err);
+        rc = pool_new(&dev[r]->pool, &pool, err);
     }
     if (rc)
         ops->close(dev, conf->n_ranks);

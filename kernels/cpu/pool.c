@@ -3,6 +3,8 @@
  * someone sleeps: `sleepers` is raised before the word is looked at for the last time. */
 #include "kernels/cpu/pool.h"
 
+#include "base/clock.h"
+
 #include <linux/futex.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -12,7 +14,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPIN_ROUNDS = 2000 };
+enum { ROUNDS_PER_LOOK = 32 }; /* spins between two looks at the clock */
 
 typedef struct Worker {
     HostPool *pool;
@@ -21,6 +23,7 @@ typedef struct Worker {
 } Worker;
 
 struct HostPool {
+    PoolConf conf;
     int n_threads, n_started;
     Worker *worker; /* [n_threads - 1] */
     PoolFn fn;      /* of the job; written before `turn` */
@@ -40,11 +43,14 @@ static void wake(HostPool *p, _Atomic uint32_t *word, int n) {
 
 /* Until *word differs from value. */
 static void wait_change(HostPool *p, _Atomic uint32_t *word, uint32_t value) {
-    for (int i = 0; i < SPIN_ROUNDS; i++) {
-        if (atomic_load_explicit(word, memory_order_acquire) != value)
-            return;
-        __builtin_ia32_pause();
-    }
+    int64_t end = clock_now_us() + p->conf.spin_us;
+    do {
+        for (int i = 0; i < ROUNDS_PER_LOOK; i++) {
+            if (atomic_load_explicit(word, memory_order_acquire) != value)
+                return;
+            __builtin_ia32_pause();
+        }
+    } while (clock_now_us() < end);
     atomic_fetch_add(&p->sleepers, 1);
     while (atomic_load(word) == value)
         syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
@@ -59,6 +65,8 @@ static void take_chunks(HostPool *p, int thread) {
 static void *worker_main(void *arg) {
     Worker *w = arg;
     HostPool *p = w->pool;
+    if (p->conf.on_thread)
+        p->conf.on_thread(p->conf.arg, w->index);
     for (uint32_t seen = 0;;) {
         wait_change(p, &p->turn, seen);
         seen++;
@@ -76,8 +84,10 @@ static void start(HostPool *p) {
     wake(p, &p->turn, p->n_started);
 }
 
-int pool_new(HostPool **out, int n_threads, Err *err) {
+int pool_new(HostPool **out, const PoolConf *conf, Err *err) {
     HostPool *p = xcalloc(1, sizeof *p);
+    int n_threads = conf->n_threads;
+    p->conf = *conf;
     p->n_threads = n_threads;
     p->worker = xcalloc((size_t)n_threads, sizeof *p->worker);
     for (int i = 1; i < n_threads; i++) {

@@ -8,11 +8,19 @@
 
 typedef struct HostPool HostPool;
 
-/* chunk runs from 0 to n - 1 in no fixed order; thread from 0 to the pool's size - 1. */
+/* chunk runs from 0 to n - 1, begun in this order, so that one may wait for an earlier one; thread
+ * from 0 to the pool's size - 1. */
 typedef void (*PoolFn)(void *arg, int chunk, int thread);
 
-/* n_threads counts the caller; 1 gives a pool without workers. */
-int pool_new(HostPool **out, int n_threads, Err *err);
+typedef struct PoolConf {
+    int n_threads; /* counts the caller; 1 gives a pool without workers */
+    int spin_us;   /* how long a thread spins before it sleeps */
+    /* Called by each worker before its first job, to pin it. NULL: nothing. */
+    void (*on_thread)(void *arg, int thread);
+    void *arg;
+} PoolConf;
+
+int pool_new(HostPool **out, const PoolConf *conf, Err *err);
 void pool_free(HostPool *p);
 int pool_size(const HostPool *p);
 

@@ -32,7 +32,7 @@ static void test_every_chunk_once(void **state) {
     static const int counts[] = {0, 1, 2, 7, MAX_CHUNKS};
     for (int n_threads = 1; n_threads <= 4; n_threads++) {
         HostPool *p;
-        assert_int_equal(pool_new(&p, n_threads, NULL), 0);
+        assert_int_equal(pool_new(&p, &(PoolConf){.n_threads = n_threads, .spin_us = 50}, NULL), 0);
         assert_int_equal(pool_size(p), n_threads);
         for (int round = 0; round < 400; round++) {
             Job j = {.n_threads = n_threads};
@@ -57,7 +57,7 @@ static void test_idle_workers_sleep(void **state) {
     (void)state;
     HostPool *p;
     Job j = {.n_threads = 3};
-    assert_int_equal(pool_new(&p, 3, NULL), 0);
+    assert_int_equal(pool_new(&p, &(PoolConf){.n_threads = 3}, NULL), 0);
     pool_run(p, MAX_CHUNKS, count, &j);
     usleep(50000); /* they spin for a moment first */
     double before = cpu_seconds();
