@@ -1,0 +1,593 @@
+/* Routed experts: places of a step sorted by expert, then two passes over the packed matrices (gate
+ * and up with the activation, down) that read each wanted expert once per chunk of tokens, then the
+ * sum over a token's experts in their order.
+ *
+ * Both passes multiply with mma.m16n8k16: 16 weight rows by 8 columns, which are 4 tokens in two
+ * halves of bf16. A warp streams stages of two row tiles into registers, one ahead, and turns them
+ * into bf16 exactly: e2m1 times its group's scale and e4m3 have few enough bits; fp32 is kept as
+ * two bf16. Block and matrix scales go to the sums. Error: fp32 sums and 2^-17 of each product.
+ *
+ * Work is cut into jobs (expert, group of row tiles, chunk of tokens), dealt to a persistent grid.
+ * The warps of a block share a job: some along its columns, whose sums meet in shared memory in
+ * fixed order, the rest on further row tiles. A token's result depends neither on the batch nor on
+ * the chunks. Bytes: each wanted expert's matrices once: 21.2 MB (NVFP4), 37.7 MB (e4m3) at 6144 x
+ * 2048. */
+#include "kernels/cuda/cuda_moe.h"
+#include "kernels/cuda/cuda_mma.cuh"
+
+enum {
+    WARPS = 8,
+    THREADS = WARPS * 32,
+    GROUP = 4,       /* tokens of a product */
+    SMALL_CHUNK = 8, /* tokens of a job */
+    LARGE_CHUNK = 32,
+    LARGE_FROM = 8, /* places per held expert from which large chunks pay */
+};
+
+/* ---- the work of a step ---- */
+
+/* Where things stand in the work. Rows of bf16: the high halves of x_cols numbers, then the low. */
+struct Work {
+    int32_t *count, *first; /* [n_experts] places of an expert, where they begin in `pair` */
+    int32_t *pair;          /* [rows * k] token * k + place, sorted by expert */
+    uint16_t *x;            /* [rows, 2, x_cols] */
+    uint16_t *act;          /* [rows * k, 2, act_cols] */
+    float *part;            /* [rows * k, part_cols] */
+    int x_cols, act_cols, part_cols;
+};
+
+static size_t align_up(size_t n) {
+    return (n + 255) & ~(size_t)255;
+}
+
+/* Lays out the work; returns its bytes. */
+static size_t place_work(Work *w, const MoeExperts *e, int rows, int k, uint8_t *at) {
+    size_t pairs = (size_t)rows * (size_t)k, used = 0;
+    w->x_cols = e->gate_up.stages * moe_stage_cols(e->dtype);
+    w->act_cols = e->down.stages * moe_stage_cols(e->dtype);
+    w->part_cols = e->down.tiles * MOE_TILE;
+    w->count = (int32_t *)at;
+    w->first = w->count + e->n_experts;
+    used = align_up(2 * (size_t)e->n_experts * sizeof(int32_t));
+    w->pair = (int32_t *)(at + used);
+    used += align_up(pairs * sizeof(int32_t));
+    w->x = (uint16_t *)(at + used);
+    used += align_up((size_t)rows * 2 * (size_t)w->x_cols * sizeof(uint16_t));
+    w->act = (uint16_t *)(at + used);
+    used += align_up(pairs * 2 * (size_t)w->act_cols * sizeof(uint16_t));
+    w->part = (float *)(at + used);
+    return used + align_up(pairs * (size_t)w->part_cols * sizeof(float));
+}
+
+size_t cuda_moe_work_bytes(const MoeExperts *e, int rows, int k) {
+    Work w;
+    return place_work(&w, e, rows, k, NULL);
+}
+
+/* The place among the held experts of token t's i-th, -1 for none; *expert: which. */
+static __device__ __forceinline__ int held_place(const CudaMoe &m, int t, int i, int *expert) {
+    *expert = m.id[(size_t)t * (size_t)m.id_ld + i];
+    return *expert >= 0 && *expert < m.e.n_experts ? m.e.place[*expert] : -1;
+}
+
+/* ---- before: sorting and splitting ---- */
+
+/* Lists the pairs of one expert, ascending, behind those of the experts before it. */
+static __device__ void list_pairs(const CudaMoe &m, const Work &w, int expert) {
+    __shared__ int below[WARPS], equal[WARPS];
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, pairs = m.rows * m.k,
+        before = 0, n = 0;
+    bool held = m.e.place[expert] >= 0;
+    for (int p = (int)threadIdx.x; p < pairs; p += THREADS) {
+        int e, place = held_place(m, p / m.k, p % m.k, &e);
+        before += place >= 0 && e < expert;
+    }
+    before = __reduce_add_sync(~0u, before);
+    if (lane == 0)
+        below[warp] = before;
+    __syncthreads();
+    before = 0;
+    for (int i = 0; i < WARPS; i++)
+        before += below[i];
+    for (int p0 = 0; held && p0 < pairs; p0 += THREADS) {
+        int p = p0 + (int)threadIdx.x, e = -1;
+        bool mine = p < pairs && held_place(m, p / m.k, p % m.k, &e) >= 0 && e == expert;
+        unsigned votes = __ballot_sync(~0u, mine);
+        if (lane == 0)
+            equal[warp] = __popc(votes);
+        __syncthreads();
+        int at = n;
+        for (int i = 0; i < WARPS; i++) {
+            at += i < warp ? equal[i] : 0;
+            n += equal[i];
+        }
+        if (mine)
+            w.pair[before + at + __popc(votes & ((1u << lane) - 1))] = p;
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        w.count[expert] = n;
+        w.first[expert] = before;
+    }
+}
+
+/* Splits a token's numbers; clears the padding of its places' activations, which no pass writes. */
+static __device__ void split_token(const CudaMoe &m, const Work &w, int t) {
+    uint16_t *to = w.x + (size_t)t * 2 * (size_t)w.x_cols;
+    const float *x = m.x + (size_t)t * (size_t)m.x_ld;
+    for (int c = 2 * (int)threadIdx.x; c < w.x_cols; c += 2 * THREADS) {
+        uint32_t hi, lo;
+        split_bf16(c < m.e.hidden ? x[c] : 0.0f, c + 1 < m.e.hidden ? x[c + 1] : 0.0f, &hi, &lo);
+        *reinterpret_cast<uint32_t *>(to + c) = hi;
+        *reinterpret_cast<uint32_t *>(to + w.x_cols + c) = lo;
+    }
+    int written = m.e.gate_up.tiles / 2 * MOE_TILE;
+    for (int i = 0; i < 2 * m.k; i++)
+        for (int c = written + (int)threadIdx.x; c < w.act_cols; c += THREADS)
+            w.act[((size_t)t * 2 * m.k + i) * (size_t)w.act_cols + c] = 0;
+}
+
+/* Blocks: one per expert, then one per token. */
+static __global__ void __launch_bounds__(THREADS) prepare_kernel(CudaMoe m, Work w) {
+    if ((int)blockIdx.x < m.e.n_experts)
+        list_pairs(m, w, (int)blockIdx.x);
+    else
+        split_token(m, w, (int)blockIdx.x - m.e.n_experts);
+}
+
+/* ---- stored numbers to fragments ---- */
+
+/* Of each format: a stage is BLOCKS times STEPS products long. */
+template <Dtype F> constexpr int BLOCKS = F == DT_NVFP4 ? 4 : 1;
+template <Dtype F>
+constexpr int STEPS = F == DT_NVFP4    ? 4
+                      : F == DT_F8E4M3 ? 8
+                      : F == DT_BF16   ? 4
+                                       : 2;
+template <Dtype F> constexpr int TERMS = F == DT_F32 ? 2 : 1; /* fragments per step */
+
+/* A stage of two tiles: where it stands and its scales; NULL for no stage. */
+template <Dtype F> struct Source {
+    const uint8_t *from[2];
+    uint2 scale[2];       /* NVFP4: codes of rows g and g + 8, for each quarter */
+    float block_scale[2]; /* e4m3 */
+};
+
+/* Its bytes. As a block of them is used up, the next stage's are asked for in its place. */
+struct Raw {
+    uint4 v[2][MOE_QUARTERS];
+};
+
+static __device__ __forceinline__ uint32_t word(const uint4 &x, int i) {
+    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+/* A word of NVFP4, times the scales of rows g and g + 8, as a fragment of bf16 in units of 2^10.
+ * The bits of e2m1, put where bf16 has the end of its exponent and the start of its mantissa, mean
+ * 2^-126 times the number; the scale carries 2^116. */
+static __device__ __forceinline__ void decode_nvfp4(uint32_t w, uint32_t s0, uint32_t s1,
+                                                    uint32_t a[4]) {
+    constexpr uint32_t SIGN = 0x80008000u, SIZE = 0x01c001c0u;
+    a[0] = mul_bf16(w & (SIGN | SIZE), s0);
+    a[1] = mul_bf16((w << 3) & (SIGN | SIZE), s1);
+    a[2] = mul_bf16(((w << 1) & SIGN) | ((w << 6) & SIZE), s0);
+    a[3] = mul_bf16(((w << 2) & SIGN) | ((w >> 3) & SIZE), s1);
+}
+
+/* The scale of byte `i` of codes in both halves, times 2^116. */
+static __device__ __forceinline__ uint32_t decode_scale(uint32_t codes, int i) {
+    return __byte_perm(codes, 0, 0x4040 | i << 8 | i) * 16 + 0x71807180u;
+}
+
+/* A word of e4m3: two columns of rows g (a[0]) and g + 8 (a[1]). As bf16 the bits mean 2^-120 times
+ * the number. */
+static __device__ __forceinline__ void decode_e4m3(uint32_t w, uint32_t *a0, uint32_t *a1) {
+    constexpr uint32_t SIGN = 0x80008000u, GROW = 0x7b807b80u;
+    *a0 = mul_bf16(w & (SIGN | 0x07f007f0u), GROW);
+    *a1 = mul_bf16(((w << 1) & SIGN) | ((w >> 3) & 0x07000700u) | ((w << 4) & 0x00f000f0u), GROW);
+}
+
+/* Fragments of one tile for one block of a stage. */
+template <Dtype F>
+static __device__ __forceinline__ void decode(const uint4 v[MOE_QUARTERS], uint2 scale, int block,
+                                              uint32_t a[STEPS<F>][TERMS<F>][4]) {
+    if constexpr (F == DT_NVFP4) {
+        uint32_t codes = block < 2 ? scale.x : scale.y;
+        uint32_t s0 = decode_scale(codes, block % 2 * 2),
+                 s1 = decode_scale(codes, block % 2 * 2 + 1);
+#pragma unroll
+        for (int s = 0; s < STEPS<F>; s++)
+            decode_nvfp4(word(v[block], s), s0, s1, a[s][0]);
+    } else if constexpr (F == DT_F8E4M3) {
+#pragma unroll
+        for (int s = 0; s < STEPS<F>; s++) {
+            const uint4 &four = v[2 * block + s / 2];
+            decode_e4m3(word(four, s % 2 * 2), &a[s][0][0], &a[s][0][1]);
+            decode_e4m3(word(four, s % 2 * 2 + 1), &a[s][0][2], &a[s][0][3]);
+        }
+    } else {
+#pragma unroll
+        for (int s = 0; s < STEPS<F>; s++)
+#pragma unroll
+            for (int term = 0; term < TERMS<F>; term++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    a[s][term][i] = word(v[s * TERMS<F> + term], i);
+    }
+}
+
+/* Fragments B of a block: the lane's token and half at the stage's first column; NULL: 0. */
+template <Dtype F>
+static __device__ __forceinline__ void load_tokens(const uint16_t *x, int block, int c,
+                                                   uint32_t b[STEPS<F>][2]) {
+    if constexpr (F == DT_NVFP4 || F == DT_F8E4M3) {
+        constexpr int RUN = F == DT_NVFP4 ? 16 : 8; /* the lane's numbers in a quarter */
+#pragma unroll
+        for (int i = 0; i < STEPS<F> / 2; i++) {
+            int at = F == DT_NVFP4 ? 64 * block + RUN * c + 8 * i : 64 * block + 32 * i + RUN * c;
+            uint4 v = x ? load16(x + at) : make_uint4(0, 0, 0, 0);
+            b[2 * i][0] = v.x, b[2 * i][1] = v.y;
+            b[2 * i + 1][0] = v.z, b[2 * i + 1][1] = v.w;
+        }
+    } else {
+#pragma unroll
+        for (int s = 0; s < STEPS<F>; s++) {
+            uint2 v = x ? load8(x + 16 * s + 4 * c) : make_uint2(0, 0);
+            b[s][0] = v.x, b[s][1] = v.y;
+        }
+    }
+}
+
+/* ---- a pass over the matrices ---- */
+
+struct Pass {
+    MoeMat mat;
+    const uint16_t *x; /* [.., 2, x_cols] */
+    int x_cols;
+    int split;     /* warps along the columns */
+    int row_pairs; /* warps side by side, each on two tiles: split * row_pairs = WARPS */
+    bool down;
+};
+
+/* A job as one warp sees it. */
+template <int GROUPS> struct Job {
+    int place, pair;       /* expert among the held; pair of tiles, maybe beyond the last */
+    int n, from;           /* tokens, the first one's place among the sorted pairs */
+    int32_t token[GROUPS]; /* rows of x of this lane's tokens, -1: none */
+};
+
+template <int CHUNK> struct Smem {
+    float sum[2][WARPS][2][CHUNK][MOE_TILE]; /* jobs take turns with the halves */
+    int32_t warp_jobs[WARPS];
+    int32_t first_job[1]; /* [n_experts + 1] */
+};
+
+/* Jobs of each expert, summed up. */
+template <int CHUNK>
+static __device__ void count_jobs(const CudaMoe &m, const Work &w, const Pass &p, Smem<CHUNK> *s) {
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, n = m.e.n_experts,
+        each = (n + THREADS - 1) / THREADS, e0 = (int)threadIdx.x * each, jobs = 0,
+        wide = (p.mat.tiles / 2 + p.row_pairs - 1) / p.row_pairs;
+    for (int e = e0; e < min(e0 + each, n); e++)
+        jobs += (w.count[e] + CHUNK - 1) / CHUNK * wide;
+    int sum = jobs;
+    for (int d = 1; d < 32; d *= 2) {
+        int x = __shfl_up_sync(~0u, sum, d);
+        sum += lane >= d ? x : 0;
+    }
+    if (lane == 31)
+        s->warp_jobs[warp] = sum;
+    __syncthreads();
+    int at = sum - jobs;
+    for (int i = 0; i < warp; i++)
+        at += s->warp_jobs[i];
+    for (int e = e0; e < min(e0 + each, n); e++) {
+        s->first_job[e] = at;
+        at += (w.count[e] + CHUNK - 1) / CHUNK * wide;
+    }
+    if (e0 < n && e0 + each >= n)
+        s->first_job[n] = at;
+    __syncthreads();
+}
+
+template <int CHUNK>
+static __device__ __forceinline__ void find_job(const CudaMoe &m, const Work &w, const Pass &p,
+                                                const Smem<CHUNK> *s, int job,
+                                                Job<CHUNK / GROUP> *j) {
+    int low = 0, high = m.e.n_experts; /* the last expert whose first job is not beyond this one */
+    while (high - low > 1) {
+        int mid = (low + high) / 2;
+        if (s->first_job[mid] <= job)
+            low = mid;
+        else
+            high = mid;
+    }
+    int count = w.count[low], first = w.first[low], chunks = (count + CHUNK - 1) / CHUNK,
+        i = job - s->first_job[low], from = i % chunks * CHUNK, g = (int)threadIdx.x % 32 / 4;
+    j->place = m.e.place[low];
+    j->pair = i / chunks * p.row_pairs + (int)threadIdx.x / 32 / p.split;
+    j->n = min(count - from, CHUNK);
+    j->from = first + from;
+#pragma unroll
+    for (int t = 0; t < CHUNK / GROUP; t++) {
+        int at = GROUP * t + g % GROUP;
+        j->token[t] = at >= j->n ? -1 : p.down ? w.pair[j->from + at] : w.pair[j->from + at] / m.k;
+    }
+}
+
+template <Dtype F>
+static __device__ __forceinline__ void find_stage(Source<F> *r, const Pass &p, int place, int pair,
+                                                  int stage) {
+    constexpr size_t BYTES =
+        MOE_QUARTERS * MOE_QUARTER_BYTES + (F == DT_NVFP4 ? MOE_SCALE_BYTES : 0);
+    int lane = (int)threadIdx.x % 32;
+    bool real = 2 * pair < p.mat.tiles;
+#pragma unroll
+    for (int tile = 0; tile < 2; tile++) {
+        size_t at =
+            ((size_t)place * p.mat.tiles + (size_t)(2 * pair + tile)) * p.mat.stages + stage;
+        r->from[tile] = real ? p.mat.data + at * BYTES + 16 * lane : NULL;
+        if constexpr (F == DT_NVFP4)
+            r->scale[tile] = real ? load8_once(p.mat.data + at * BYTES +
+                                               MOE_QUARTERS * MOE_QUARTER_BYTES + 8 * lane)
+                                  : make_uint2(0, 0);
+        if constexpr (F == DT_F8E4M3)
+            r->block_scale[tile] = real ? p.mat.block_scale[at] : 0.0f;
+    }
+}
+
+/* Asks for quarters [q0, q1) of both tiles. */
+template <Dtype F>
+static __device__ __forceinline__ void load_quarters(Raw *r, const Source<F> &from, int q0,
+                                                     int q1) {
+    if (!from.from[0])
+        return;
+#pragma unroll
+    for (int q = q0; q < q1; q++)
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++)
+            r->v[tile][q] = load16_once(from.from[tile] + q * MOE_QUARTER_BYTES);
+}
+
+/* Adds a stage of two tiles times N groups of tokens; the next stage takes its place. */
+template <Dtype F, int N, int GROUPS>
+static __device__ __forceinline__ void multiply(Raw *r, const Source<F> &now, const Source<F> &next,
+                                                const Pass &p, const int32_t token[GROUPS],
+                                                int stage, float acc[2][GROUPS][4]) {
+    int lane = (int)threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    constexpr int COLS = F == DT_F32 ? 32 : 16 * BLOCKS<F> * STEPS<F>,
+                  EACH = MOE_QUARTERS / BLOCKS<F>;
+#pragma unroll
+    for (int block = 0; block < BLOCKS<F>; block++) {
+        uint32_t a[2][STEPS<F>][TERMS<F>][4];
+        decode<F>(r->v[0], now.scale[0], block, a[0]);
+        decode<F>(r->v[1], now.scale[1], block, a[1]);
+        load_quarters<F>(r, next, block * EACH, block * EACH + EACH);
+#pragma unroll
+        for (int t = 0; t < N; t++) {
+            uint32_t b[STEPS<F>][2];
+            size_t row = (size_t)token[t] * 2 + (size_t)(g / GROUP);
+            load_tokens<F>(token[t] < 0 ? NULL : p.x + row * (size_t)p.x_cols + stage * COLS, block,
+                           c, b);
+#pragma unroll
+            for (int tile = 0; tile < 2; tile++) {
+                float d[4] = {};
+                float *to = F == DT_F8E4M3 ? d : acc[tile][t];
+#pragma unroll
+                for (int s = 0; s < STEPS<F>; s++)
+#pragma unroll
+                    for (int term = 0; term < TERMS<F>; term++)
+                        mma_bf16(to, a[tile][s][term], b[s][0], b[s][1]);
+                if constexpr (F == DT_F8E4M3)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        acc[tile][t][i] = fmaf(d[i], now.block_scale[tile], acc[tile][t][i]);
+            }
+        }
+    }
+}
+
+/* The warp's sums of a job to shared memory: high and low halves of a token are two columns apart
+ * in lanes. Columns of no token are not looked at. */
+template <int CHUNK>
+static __device__ __forceinline__ void share_sums(Smem<CHUNK> *s, int turn,
+                                                  float acc[2][CHUNK / GROUP][4]) {
+    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, c = lane % 4;
+#pragma unroll
+    for (int t = 0; t < CHUNK / GROUP; t++) {
+#pragma unroll
+        for (int tile = 0; tile < 2; tile++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float v = acc[tile][t][i] + __shfl_xor_sync(~0u, acc[tile][t][i], 2);
+                if (c < 2)
+                    s->sum[turn][warp][tile][GROUP * t + 2 * c + i % 2][g + i / 2 * 8] = v;
+                acc[tile][t][i] = 0;
+            }
+    }
+}
+
+/* Sum over the warps along the columns of what they have for one number. */
+template <int CHUNK>
+static __device__ __forceinline__ float whole_sum(const Smem<CHUNK> *s, int turn, int warp,
+                                                  int split, int tile, int token, int row) {
+    float v = 0;
+    for (int i = 0; i < split; i++)
+        v += s->sum[turn][warp + i][tile][token][row];
+    return v;
+}
+
+static __device__ __forceinline__ float matrix_scale(const MoeExperts &e, const Pass &p, int place,
+                                                     int tile) {
+    return e.dtype == DT_NVFP4 ? 1024.0f * p.mat.scale2[2 * place + tile] : 1.0f;
+}
+
+/* Finishes a job: activations as two halves of bf16, or the products of down. */
+template <int CHUNK>
+static __device__ __forceinline__ void finish(const CudaMoe &m, const Work &w, const Pass &p,
+                                              const Smem<CHUNK> *s, int turn,
+                                              const Job<CHUNK / GROUP> &j) {
+    int first = j.pair - (int)threadIdx.x / 32 / p.split; /* the block's first pair of tiles */
+    float s0 = matrix_scale(m.e, p, j.place, 0), s1 = matrix_scale(m.e, p, j.place, 1);
+    for (int i = (int)threadIdx.x; i < j.n * p.row_pairs * MOE_TILE; i += THREADS) {
+        int row = i % MOE_TILE, side = i / MOE_TILE % p.row_pairs, t = i / MOE_TILE / p.row_pairs,
+            pair = first + side;
+        if (2 * pair >= p.mat.tiles)
+            continue;
+        float v0 = s0 * whole_sum<CHUNK>(s, turn, side * p.split, p.split, 0, t, row),
+              v1 = s1 * whole_sum<CHUNK>(s, turn, side * p.split, p.split, 1, t, row);
+        size_t to = (size_t)w.pair[j.from + t];
+        if (p.down) {
+            float *out = w.part + to * (size_t)w.part_cols + 2 * pair * MOE_TILE + row;
+            out[0] = v0;
+            out[MOE_TILE] = v1;
+        } else {
+            uint32_t hi, lo;
+            split_bf16(v0 / (1.0f + expf(-v0)) * v1, 0, &hi, &lo);
+            uint16_t *out = w.act + to * 2 * (size_t)w.act_cols + pair * MOE_TILE + row;
+            out[0] = (uint16_t)hi;
+            out[w.act_cols] = (uint16_t)lo;
+        }
+    }
+}
+
+template <Dtype F, int CHUNK>
+static __device__ __forceinline__ void
+multiply_some(Raw *r, const Source<F> &now, const Source<F> &next, const Pass &p,
+              const Job<CHUNK / GROUP> &j, int stage, float acc[2][CHUNK / GROUP][4]) {
+    constexpr int ALL = CHUNK / GROUP;
+    if (!now.from[0])
+        load_quarters<F>(r, next, 0, MOE_QUARTERS);
+    else if (j.n <= GROUP)
+        multiply<F, 1, ALL>(r, now, next, p, j.token, stage, acc);
+    else if (j.n <= ALL / 2 * GROUP)
+        multiply<F, ALL / 2, ALL>(r, now, next, p, j.token, stage, acc);
+    else
+        multiply<F, ALL, ALL>(r, now, next, p, j.token, stage, acc);
+}
+
+/* What the pass before has written is waited for only once the first weights are on their way; the
+ * sorted pairs are there, since the pass before has waited for them. */
+template <Dtype F, int CHUNK>
+static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
+    pass_kernel(CudaMoe m, Work w, Pass p) {
+    Smem<CHUNK> *s = dynamic_smem<Smem<CHUNK>>();
+    if (!p.down)
+        grid_wait();
+    grid_release();
+    count_jobs<CHUNK>(m, w, p, s);
+    int jobs = s->first_job[m.e.n_experts], job = (int)blockIdx.x, turn = 0,
+        begin = (int)threadIdx.x / 32 % p.split, stage = begin;
+    Job<CHUNK / GROUP> now, next;
+    Source<F> source, ahead;
+    Raw raw;
+    float acc[2][CHUNK / GROUP][4] = {};
+    if (job < jobs) {
+        find_job<CHUNK>(m, w, p, s, job, &now);
+        find_stage<F>(&source, p, now.place, now.pair, stage);
+        load_quarters<F>(&raw, source, 0, MOE_QUARTERS);
+    }
+    if (p.down)
+        grid_wait();
+    while (job < jobs) {
+        int next_stage = stage + p.split, next_job = job;
+        next = now;
+        if (next_stage >= p.mat.stages) {
+            next_stage = begin;
+            next_job += (int)gridDim.x;
+            if (next_job < jobs)
+                find_job<CHUNK>(m, w, p, s, next_job, &next);
+        }
+        ahead.from[0] = NULL;
+        if (next_job < jobs)
+            find_stage<F>(&ahead, p, next.place, next.pair, next_stage);
+        multiply_some<F, CHUNK>(&raw, source, ahead, p, now, stage, acc);
+        if (next_job != job) {
+            share_sums<CHUNK>(s, turn, acc);
+            __syncthreads();
+            finish<CHUNK>(m, w, p, s, turn, now);
+            turn ^= 1;
+        }
+        source = ahead;
+        now = next;
+        job = next_job;
+        stage = next_stage;
+    }
+}
+
+/* ---- after: a token's experts in their order ---- */
+
+/* Blocks (columns, token), a thread per 4 columns. */
+static __global__ void __launch_bounds__(THREADS) sum_kernel(CudaMoe m, Work w) {
+    grid_wait();
+    int t = (int)blockIdx.y, col = 4 * (int)(blockIdx.x * THREADS + threadIdx.x);
+    if (col >= m.e.hidden)
+        return;
+    float *y = m.y + (size_t)t * (size_t)m.y_ld + col;
+    float sum[4];
+    for (int i = 0; i < 4; i++)
+        sum[i] = col + i < m.e.hidden ? y[i] : 0.0f;
+    for (int k = 0; k < m.k; k++) {
+        int e;
+        if (held_place(m, t, k, &e) < 0)
+            continue;
+        float weight = m.weight[(size_t)t * (size_t)m.weight_ld + k];
+        float4 v = *reinterpret_cast<const float4 *>(
+            w.part + ((size_t)t * m.k + k) * (size_t)w.part_cols + col);
+        sum[0] = fmaf(weight, v.x, sum[0]);
+        sum[1] = fmaf(weight, v.y, sum[1]);
+        sum[2] = fmaf(weight, v.z, sum[2]);
+        sum[3] = fmaf(weight, v.w, sum[3]);
+    }
+    for (int i = 0; i < 4; i++)
+        if (col + i < m.e.hidden)
+            y[i] = sum[i];
+}
+
+/* ---- launches ---- */
+
+static Pass pass_over(const MoeMat *mat, const uint16_t *x, int x_cols, bool down) {
+    Pass p = {};
+    p.mat = *mat;
+    p.x = x;
+    p.x_cols = x_cols;
+    p.down = down;
+    for (p.split = 1; 2 * p.split <= WARPS && 2 * p.split <= mat->stages;)
+        p.split *= 2;
+    p.row_pairs = WARPS / p.split;
+    return p;
+}
+
+template <Dtype F, int CHUNK>
+static void run_passes(const CudaMoe *m, const Work &w, cudaStream_t stream) {
+    size_t smem = sizeof(Smem<CHUNK>) + (size_t)m->e.n_experts * sizeof(int32_t);
+    dim3 grid((unsigned)(m->n_sm * (CHUNK == SMALL_CHUNK ? 2 : 1)));
+    launch(pass_kernel<F, CHUNK>, grid, THREADS, smem, stream, true, *m, w,
+           pass_over(&m->e.gate_up, w.x, w.x_cols, false));
+    launch(pass_kernel<F, CHUNK>, grid, THREADS, smem, stream, true, *m, w,
+           pass_over(&m->e.down, w.act, w.act_cols, true));
+}
+
+template <Dtype F> static void run_format(const CudaMoe *m, const Work &w, cudaStream_t stream) {
+    if (m->rows * m->k >= LARGE_FROM * m->e.n_held)
+        run_passes<F, LARGE_CHUNK>(m, w, stream);
+    else
+        run_passes<F, SMALL_CHUNK>(m, w, stream);
+}
+
+void cuda_moe(const CudaMoe *m, cudaStream_t stream) {
+    Work w;
+    place_work(&w, &m->e, m->rows, m->k, (uint8_t *)m->work);
+    launch(prepare_kernel, dim3((unsigned)(m->e.n_experts + m->rows)), THREADS, 0, stream, false,
+           *m, w);
+    if (m->e.dtype == DT_NVFP4)
+        run_format<DT_NVFP4>(m, w, stream);
+    else if (m->e.dtype == DT_F8E4M3)
+        run_format<DT_F8E4M3>(m, w, stream);
+    else if (m->e.dtype == DT_BF16)
+        run_format<DT_BF16>(m, w, stream);
+    else
+        run_format<DT_F32>(m, w, stream);
+    unsigned wide = (unsigned)((m->e.hidden + 4 * THREADS - 1) / (4 * THREADS));
+    launch(sum_kernel, dim3(wide, (unsigned)m->rows), THREADS, 0, stream, true, *m, w);
+}
