@@ -189,8 +189,10 @@ static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q,
         for (int t = 0; t < TILES; t++) {
             mma<K>(d[t], q.hi[s], f.hi[t][s][0], f.hi[t][s][1]);
             mma<K>(d[t], q.lo[s], f.hi[t][s][0], f.hi[t][s][1]);
-            if constexpr (K == DT_F32)
+            if constexpr (K == DT_F32) {
                 mma<K>(d[t], q.hi[s], f.lo[t][s][0], f.lo[t][s][1]);
+                mma<K>(d[t], q.lo[s], f.lo[t][s][0], f.lo[t][s][1]);
+            }
         }
 #pragma unroll
     for (int t = 0; t < TILES; t++)
@@ -278,6 +280,7 @@ static __device__ __forceinline__ void add_rows(const Warp &w, const Rows<K> &f,
                     b0 = transpose_8x8(f.lo[2 * k][s][j]),
                     b1 = transpose_8x8(f.lo[2 * k + 1][s][j]);
                     mma<K>(acc[s][j], hi, b0, b1);
+                    mma<K>(acc[s][j], lo, b0, b1);
                 }
             }
     }

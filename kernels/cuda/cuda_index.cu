@@ -81,8 +81,10 @@ static __device__ __forceinline__ void fold(float acc[2][4], const Heads &h, int
             mma_bf16(acc[m], h.hi[m][s], b[0], b[1]);
             mma_bf16(acc[m], h.lo[m][s], b[0], b[1]);
         }
-        if constexpr (D == DT_F32)
+        if constexpr (D == DT_F32) {
             mma_bf16(acc[m], h.hi[m][s], b[2], b[3]);
+            mma_bf16(acc[m], h.lo[m][s], b[2], b[3]);
+        }
     }
 }
 

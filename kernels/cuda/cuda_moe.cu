@@ -74,7 +74,7 @@ static __device__ __forceinline__ int held_place(const CudaMoe &m, int t, int i,
 
 /* Lists the pairs of one expert, ascending, behind those of the experts before it. */
 static __device__ void list_pairs(const CudaMoe &m, const Work &w, int expert) {
-    __shared__ int below[WARPS], equal[WARPS];
+    int *below = dynamic_smem<int>(), *equal = below + WARPS;
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, pairs = m.rows * m.k,
         before = 0, n = 0;
     bool held = m.e.place[expert] >= 0;
@@ -578,8 +578,8 @@ template <Dtype F> static void run_format(const CudaMoe *m, const Work &w, cudaS
 void cuda_moe(const CudaMoe *m, cudaStream_t stream) {
     Work w;
     place_work(&w, &m->e, m->rows, m->k, (uint8_t *)m->work);
-    launch(prepare_kernel, dim3((unsigned)(m->e.n_experts + m->rows)), THREADS, 0, stream, false,
-           *m, w);
+    launch(prepare_kernel, dim3((unsigned)(m->e.n_experts + m->rows)), THREADS,
+           2 * WARPS * sizeof(int), stream, false, *m, w);
     if (m->e.dtype == DT_NVFP4)
         run_format<DT_NVFP4>(m, w, stream);
     else if (m->e.dtype == DT_F8E4M3)

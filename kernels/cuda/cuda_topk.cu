@@ -20,7 +20,7 @@ enum {
     PART_SCORES = 4096, /* a part has at least this many */
 };
 
-/* What the parts of one row share, all zero between launches. */
+/* What the parts of one row share; the counts are zero between launches. */
 struct Shared {
     unsigned bins[FIRST_BINS + 2 * NEXT_BINS];
     uint2 taken[TOPK_MAX_PARTS]; /* scores of a part above the edge, on the edge */
