@@ -187,6 +187,18 @@ static void host_clear(Dev *d, Tensor x) {
         memset(host_row(x, r), 0, (size_t)x.cols * 4);
 }
 
+static int host_pool_new(Dev *d, uint64_t bytes, void **out, Err *err) {
+    (void)d;
+    (void)err;
+    *out = xaligned(bytes);
+    return 0;
+}
+
+static void host_pool_free(Dev *d, void *pool) {
+    (void)d;
+    free(pool);
+}
+
 static void host_kv_bind(Dev *d, const KvLayout *layout, void *pool) {
     d->kv = *layout;
     d->kv_pool = pool;
@@ -281,6 +293,8 @@ void host_ops_fill(Ops *ops) {
     ops->upload = host_upload;
     ops->download = host_download;
     ops->clear = host_clear;
+    ops->pool_new = host_pool_new;
+    ops->pool_free = host_pool_free;
     ops->kv_bind = host_kv_bind;
     ops->batch_set = host_batch_set;
     ops->kv_write = host_kv_write;

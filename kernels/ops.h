@@ -101,8 +101,11 @@ typedef struct Ops {
     void (*tensor_free)(Dev *d, Tensor *t);
     void (*upload)(Dev *d, Tensor *t, const void *host); /* rows * cols numbers, densely packed */
     void (*download)(Dev *d, const Tensor *t, void *host);
-    /* The pool: device memory of kv_pool_bytes(layout), the caller's, the same on every rank of a
-     * host. */
+    /* Memory for a pool, the caller's to give back: plain memory on a host, the GPU's otherwise.
+     * E_NOMEM with what was needed and what is available. */
+    int (*pool_new)(Dev *d, uint64_t bytes, void **out, Err *err);
+    void (*pool_free)(Dev *d, void *pool); /* NULL is fine */
+    /* The pool: memory of pool_new, kv_pool_bytes(layout), the same on every rank. */
     void (*kv_bind)(Dev *d, const KvLayout *layout, void *pool);
 
     /* -- one step -- */
@@ -171,3 +174,6 @@ const Ops *ops_ref(void);
 /* The fastest host backend that this processor runs: "avx512", "avx2"; force (NULL: choose) names
  * one for tests. NULL when the processor cannot run what was forced, or runs neither. */
 const Ops *ops_cpu(const char *force);
+/* The CUDA backend; ranks take the GPUs in turn. NULL with E_UNSUPPORTED when this build has none;
+ * what the machine lacks shows in open. */
+const Ops *ops_cuda(Err *err);

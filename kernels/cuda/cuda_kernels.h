@@ -10,6 +10,10 @@
 
 #include <cuda_runtime.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* Ends the process with the reason when rc is an error. */
 void cuda_must(cudaError_t rc, const char *what);
 
@@ -95,3 +99,7 @@ typedef struct CudaAttn {
 
 size_t cuda_attn_work_floats(int heads, int lora, int k, int n_sm);
 void cuda_attn(const CudaAttn *a, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif

@@ -10,6 +10,10 @@
 
 #include "kernels/cuda/cuda_kernels.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 enum {
     MOE_TILE = 16,    /* rows */
     MOE_QUARTERS = 4, /* of a stage */
@@ -81,3 +85,7 @@ typedef struct CudaMoe {
 
 size_t cuda_moe_work_bytes(const MoeExperts *e, int rows, int k);
 void cuda_moe(const CudaMoe *m, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
