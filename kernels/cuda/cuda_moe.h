@@ -65,7 +65,7 @@ typedef struct MoePack {
     size_t row_bytes;
     int rows, cols, scale_cols;
     MoeMat to;
-    int expert, first, step;
+    int expert, first, step, tiles;
     Dtype dtype;
 } MoePack;
 

@@ -122,7 +122,6 @@ static __global__ void __launch_bounds__(THREADS) pack_kernel(MoePack p) {
 }
 
 void cuda_moe_pack(const MoePack *p, cudaStream_t stream) {
-    int tiles = p->to.tiles / p->step;
-    launch(pack_kernel, dim3((unsigned)p->to.stages, (unsigned)tiles), THREADS, 0, stream, false,
-           *p);
+    dim3 grid((unsigned)p->to.stages, (unsigned)p->tiles);
+    launch(pack_kernel, grid, THREADS, 0, stream, false, *p);
 }
