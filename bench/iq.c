@@ -1,7 +1,8 @@
 /* Integer-quantised experts at GLM-5.2's layer shape, against what the machine's memory and tiles
  * can do, measured in the same run.
  *
- *   bench_iq [--layers 8] [--bits 4] [--group 128] [--shards 1] [--threads MAX] [--rounds 40]
+ *   bench_iq [--layers 8] [--bits 4] [--group 128] [--shards 1] [--threads MAX] [--least MAX / 2]
+ * [--rounds 40]
  *
  * Weights are random codes with random scales: speed does not depend on them. Every call takes
  * random experts of the next layer, so that nothing is in a cache. One thread per physical core. */
@@ -23,7 +24,7 @@
 enum { HIDDEN = 6144, INNER = 2048, EXPERTS = 256, K = 8, MOE_LAYERS = 75, MAX_ROWS = 4096 };
 
 static Topo *topo;
-static int n_layers = 8, rounds = 40, max_threads;
+static int n_layers = 8, rounds = 40, max_threads, least_threads;
 static IqGeom geom = {HIDDEN, INNER, 4, 128, IQ_SCALE_F16};
 static int n_units;
 static size_t slice_bytes; /* of one expert */
@@ -68,6 +69,19 @@ static void *huge(size_t bytes) {
     p += -(uintptr_t)p & ((2 << 20) - 1);
     madvise(p, bytes, MADV_HUGEPAGE);
     return p;
+}
+
+/* What the system gave, of what was asked for. */
+static void print_huge(void) {
+    char line[256];
+    long kb = 0;
+    FILE *f = fopen("/proc/self/smaps_rollup", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "AnonHugePages: %ld", &kb) == 1)
+            break;
+    if (f)
+        fclose(f);
+    printf("in huge pages: %.1f GB\n", (double)kb / 1e6);
 }
 
 static HostPool *pool_of(int threads) {
@@ -299,8 +313,9 @@ static void many_tokens(Call *c, int threads) {
 
 int main(int argc, char **argv) {
     static const struct option options[] = {
-        {"layers", 1, 0, 'l'},  {"bits", 1, 0, 'b'},   {"group", 1, 0, 'g'}, {"shards", 1, 0, 's'},
-        {"threads", 1, 0, 't'}, {"rounds", 1, 0, 'r'}, {"isa", 1, 0, 'i'},   {0}};
+        {"layers", 1, 0, 'l'}, {"bits", 1, 0, 'b'},    {"group", 1, 0, 'g'},
+        {"shards", 1, 0, 's'}, {"threads", 1, 0, 't'}, {"rounds", 1, 0, 'r'},
+        {"isa", 1, 0, 'i'},    {"least", 1, 0, 'm'},   {0}};
     int shards = 1;
     Err err = {0};
     CHECK(topo_open(&topo, &err) == 0);
@@ -317,6 +332,8 @@ int main(int argc, char **argv) {
             shards = v;
         else if (c == 't' && v > 0)
             max_threads = v;
+        else if (c == 'm' && v > 0)
+            least_threads = v;
         else if (c == 'r' && v > 0)
             rounds = v;
         else if (c == 'i' && v < IQ_N_ISA)
@@ -342,11 +359,14 @@ int main(int argc, char **argv) {
     pool_run(p, n_layers * EXPERTS, fill_chunk, NULL);
     printf("%d layers, %.1f GB, filled in %.1f s\n", n_layers, (double)total / 1e9,
            (double)(clock_now_us() - begin) * 1e-6);
+    print_huge();
     for (int i = 0; i < 5; i++)
         best_read = read_speed(p) > best_read ? read_speed(p) : best_read;
     pool_free(p);
     Call c = call_new();
-    for (int t = max_threads; t >= (max_threads + 1) / 2 && t > 0; t--)
+    if (!least_threads)
+        least_threads = (max_threads + 1) / 2;
+    for (int t = max_threads; t >= least_threads; t--)
         few_tokens(&c, t);
     many_tokens(&c, max_threads);
     return 0;

@@ -6,7 +6,8 @@
 
 enum {
     TOKENS = 4, /* that share a line in registers */
-    AHEAD = 2,  /* blocks between asking memory for one and reading it */
+    CHAINS = 4,
+    AHEAD = 2, /* blocks between asking memory for one and reading it */
 };
 
 static inline __m512i four(const int8_t *q) {
@@ -15,45 +16,65 @@ static inline __m512i four(const int8_t *q) {
     return _mm512_set1_epi32(word);
 }
 
-/* dot[i] += line j of a sub-block . q[i], n tokens; two sums per token keep the chains short. */
-static inline void line4(const uint8_t *line, const int8_t *const *q, int n, __m512i dot[][2]) {
+/* dot[i] += one sub-block of 64 columns . q[i] for n tokens. Several sums per token keep the chains
+ * of additions short. */
+static inline __attribute__((always_inline)) void sub4(const uint8_t *code, const uint8_t *ahead,
+                                                       const int8_t *const *q, int n,
+                                                       __m512i dot[][CHAINS]) {
     const __m512i low = _mm512_set1_epi8(15);
-    __m512i w = _mm512_loadu_si512(line), lo = _mm512_and_si512(w, low),
-            hi = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
-    for (int i = 0; i < n; i++) {
-        dot[i][0] = _mm512_dpbusd_epi32(dot[i][0], lo, four(q[i]));
-        dot[i][1] = _mm512_dpbusd_epi32(dot[i][1], hi, four(q[i] + 32));
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+        _mm_prefetch((const char *)ahead + 64 * j, _MM_HINT_T0);
+        __m512i w = _mm512_loadu_si512(code + 64 * j), lo = _mm512_and_si512(w, low),
+                hi = _mm512_and_si512(_mm512_srli_epi16(w, 4), low);
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++) {
+            __m512i *d = &dot[i][j % 2 * 2];
+            d[0] = _mm512_dpbusd_epi32(d[0], lo, four(q[i] + 4 * j));
+            d[1] = _mm512_dpbusd_epi32(d[1], hi, four(q[i] + 32 + 4 * j));
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void sub8(const uint8_t *code, const uint8_t *ahead,
+                                                       const int8_t *const *q, int n,
+                                                       __m512i dot[][CHAINS]) {
+#pragma GCC unroll 16
+    for (int j = 0; j < 16; j++) {
+        _mm_prefetch((const char *)ahead + 64 * j, _MM_HINT_T0);
+        __m512i w = _mm512_loadu_si512(code + 64 * j);
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++)
+            dot[i][j % CHAINS] = _mm512_dpbusd_epi32(dot[i][j % CHAINS], w, four(q[i] + 4 * j));
     }
 }
 
 /* Adds one block's product with n <= TOKENS tokens to acc[i * width]. Inlined with constant n and
  * bits. */
-static inline __attribute__((always_inline)) void block(const uint8_t *code, int bits, int group,
-                                                        __m512 scale, const int8_t *const *row,
-                                                        const IqActs *a, int t, int g, int n,
-                                                        float *acc, size_t width) {
-    __m512i dot[TOKENS][2];
+static inline __attribute__((always_inline)) void
+block(const uint8_t *code, const uint8_t *ahead, int bits, int group, __m512 scale,
+      const int8_t *const *row, const IqActs *a, int t, int g, int n, float *acc, size_t width) {
+    __m512i dot[TOKENS][CHAINS];
     const int8_t *q[TOKENS];
-    for (int i = 0; i < n; i++) {
-        dot[i][0] = dot[i][1] = _mm512_setzero_si512();
-        q[i] = row[i] + (size_t)g * (size_t)group;
+#pragma GCC unroll 4
+    for (int i = 0; i < n; i++)
+        dot[i][0] = dot[i][1] = dot[i][2] = dot[i][3] = _mm512_setzero_si512();
+    for (int s = 0; s < group;
+         s += IQ_SUB, code += IQ_SUB * IQ_ROWS * bits / 8, ahead += IQ_SUB * IQ_ROWS * bits / 8) {
+#pragma GCC unroll 4
+        for (int i = 0; i < n; i++)
+            q[i] = row[i] + g * group + s;
+        if (bits == 4)
+            sub4(code, ahead, q, n, dot);
+        else
+            sub8(code, ahead, q, n, dot);
     }
-    for (int s = 0; s < group; s += IQ_SUB)
-        for (int j = 0; j < (bits == 4 ? 8 : 16); j++, code += 64) {
-            if (bits == 4) {
-                line4(code, q, n, dot);
-            } else {
-                __m512i w = _mm512_loadu_si512(code);
-                for (int i = 0; i < n; i++)
-                    dot[i][j & 1] = _mm512_dpbusd_epi32(dot[i][j & 1], w, four(q[i]));
-            }
-            for (int i = 0; i < n; i++)
-                q[i] += bits == 4 && j == 7 ? 4 + 32 : 4;
-        }
+#pragma GCC unroll 4
     for (int i = 0; i < n; i++) {
         size_t at = (size_t)(t + i) * a->ld_g + (size_t)g;
-        __m512i zero_point = _mm512_set1_epi32((1 << (bits - 1)) * a->sum[at]),
-                exact = _mm512_sub_epi32(_mm512_add_epi32(dot[i][0], dot[i][1]), zero_point);
+        __m512i sum = _mm512_add_epi32(_mm512_add_epi32(dot[i][0], dot[i][1]),
+                                       _mm512_add_epi32(dot[i][2], dot[i][3])),
+                exact = _mm512_sub_epi32(sum, _mm512_set1_epi32((1 << (bits - 1)) * a->sum[at]));
         __m512 s = _mm512_mul_ps(scale, _mm512_set1_ps(a->scale[at])),
                old = _mm512_loadu_ps(acc + (size_t)i * width);
         _mm512_storeu_ps(acc + (size_t)i * width,
@@ -67,12 +88,6 @@ static inline const uint8_t *block_at(const IqPanels *w, int i) {
            (size_t)(i / w->n_panels) * w->group_step;
 }
 
-static inline void fetch(const IqPanels *w, int i) {
-    const char *at = (const char *)block_at(w, i);
-    for (int j = 0; j < w->group * w->bits / 32; j++)
-        _mm_prefetch(at + 64 * j, _MM_HINT_T0);
-}
-
 static inline __attribute__((always_inline)) void tokens(const IqPanels *w, const IqActs *a, int t,
                                                          int n, int bits, float *out) {
     size_t width = (size_t)w->n_panels * IQ_ROWS;
@@ -82,9 +97,9 @@ static inline __attribute__((always_inline)) void tokens(const IqPanels *w, cons
     int n_blocks = w->n_groups * w->n_panels;
     for (int i = 0; i < n_blocks; i++) {
         int p = i % w->n_panels, g = i / w->n_panels;
-        if (t == 0 && i + AHEAD < n_blocks)
-            fetch(w, i + AHEAD);
-        block(block_at(w, i), bits, w->group, iq_scales(w, p, g), row, a, t, g, n,
+        /* One line is asked for with each line read: more at a time would wait for each other. */
+        const uint8_t *ahead = block_at(w, i + AHEAD < n_blocks ? i + AHEAD : i);
+        block(block_at(w, i), ahead, bits, w->group, iq_scales(w, p, g), row, a, t, g, n,
               out + (size_t)t * width + (size_t)p * IQ_ROWS, width);
     }
 }
