@@ -50,6 +50,7 @@ struct Dev {
     DevConf conf;
     CudaGroup *group;
     cudaStream_t stream;
+    cudaEvent_t done; /* of cuda_finish */
     CudaBuf work[CUDA_N_WORK];
 
     /* the current batch: `rows` has the device's addresses, pos and seq [max_rows], page_table
@@ -57,13 +58,9 @@ struct Dev {
     CudaRows rows;
     int32_t *token; /* device [max_rows] */
     int32_t *pos, *seq, *page_table;
-    int n_seq, max_pos; /* host copies */
+    int n_seq, max_pos; /* on the host */
     CudaPinned ring[CUDA_RING];
     unsigned n_batches;
-
-    int32_t *list; /* device [max_rows]: rows to gather */
-    CudaPinned list_ring[CUDA_RING];
-    unsigned n_lists;
 
     bool rope_valid; /* CUDA_WORK_ROPE holds the batch's angles for the next two */
     int rope_dim;
@@ -100,12 +97,18 @@ void *cuda_work(Dev *d, CudaUse use, size_t bytes);
  * the next but one call may read it. The host memory is free at return. */
 const uint8_t *cuda_stage(Dev *d, const void *host, size_t pitch, size_t row_bytes, int rows);
 
-/* Waits until all enqueued work is done; ends the process when that fails or takes a minute. */
+/* Waits until all enqueued work, or what precedes the event, is done; ends the process when that
+ * fails or takes a minute. */
 void cuda_finish(Dev *d);
+void cuda_wait_event(cudaEvent_t event);
 
 /* Slot `slot` of the pool's latent part, and of its index keys. */
 CudaPages cuda_latent_pages(const Dev *d, int slot);
 CudaPages cuda_key_pages(const Dev *d, int index_slot);
+
+static inline CudaView cuda_view(Tensor t) {
+    return (CudaView){(float *)t.at, t.rows, t.cols, t.ld};
+}
 
 static inline int cuda_n_ranks(const Dev *d) {
     return d->conf.n_ranks;
@@ -136,7 +139,6 @@ int cuda_pool_new(Dev *d, uint64_t bytes, void **out, Err *err);
 void cuda_pool_free(Dev *d, void *pool);
 void cuda_kv_bind(Dev *d, const KvLayout *layout, void *pool);
 void cuda_batch_set(Dev *d, const OpsBatch *batch);
-void cuda_gather_rows(Dev *d, Tensor out, Tensor x, const int32_t *row, int m);
 
 /* ---- attention and experts: cuda_attend.c, cuda_experts.c ---- */
 

@@ -113,7 +113,7 @@ void cuda_layer_norm(CudaView out, CudaView x, const float *w, const float *b, f
 void cuda_clear(CudaView x, cudaStream_t stream);
 void cuda_add(CudaView x, CudaView y, cudaStream_t stream);
 void cuda_silu_mul(CudaView out, CudaView gate, CudaView up, cudaStream_t stream);
-/* out[i] = x[row[i]], row on the device */
+/* out[i] = x[row[i]]; row[out.rows] in host memory, borrowed for the call */
 void cuda_take_rows(CudaView out, CudaView x, const int32_t *row, cudaStream_t stream);
 /* angle[rows, dim]: cos and sin of each pair, by the position */
 void cuda_rope_angles(float *angle, const int32_t *pos, int rows, int dim, float theta,
