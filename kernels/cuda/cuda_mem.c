@@ -232,6 +232,7 @@ int cuda_mat_load(Dev *d, const MatView *v, Mat **out, Err *err) {
         put_scales(d, &m, v);
     }
     put_rows(d, &m, v);
+    cuda_finish(d); /* kernels may fetch weights before they wait for the kernel before them */
     *out = xmalloc(sizeof **out);
     (*out)->m = m;
     return 0;
