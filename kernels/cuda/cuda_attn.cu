@@ -7,10 +7,10 @@
  * at a time, and keeps them in registers as fragments for both products: the second needs them
  * transposed, which movmatrix does. Only scores and probabilities pass through shared memory.
  *
- * Queries and probabilities are split into two 16-bit halves; stored numbers are exact in 16 bits
- * (fp32 rows are split too). e4m3 becomes fp16 unscaled: the row's scale goes to the score, and to
- * the probability after division by a power of two that follows the largest scale seen, so that
- * fp16's range suffices. Error: fp32 sums and 2^-17 of each product.
+ * Products are of fp16. Queries and probabilities are split into two halves, 22 bits; rows are
+ * exact: e4m3 unscaled, bf16 and fp32 (split, too) divided by a power of two per row and warp. The
+ * row's scale goes to the score, and to the probability after division by a power of two that
+ * follows the largest scale seen, so that fp16's range suffices. Error: that of fp32 sums.
  *
  * Every ATTN_SPLIT entries of the list are summed by themselves and the sums folded in order.
  * Either a block does that for its whole list (many tokens: no traffic) or each split has a block
@@ -46,10 +46,11 @@ static_assert(sizeof(Smem) <= 101376, "every target has this much shared memory 
 /* What a warp's columns of the rows are stored as. */
 template <Dtype K> struct Raw {
     uint4 v[TILES][K == DT_F32 ? 4 : K == DT_BF16 ? 2 : 1];
-    float scale; /* e4m3: of row `lane` */
+    float scale; /* of row `lane`: stored (e4m3), or the power of two that it is divided by */
 };
 
-/* The same as fragments: columns 16c + 4s + 2j and the next of row 8t + g. lo: fp32 only. */
+/* The same as fragments of fp16: columns 16c + 4s + 2j and the next of row 8t + g. lo: fp32 only.
+ */
 template <Dtype K> struct Rows {
     uint32_t hi[TILES][STEPS][2], lo[K == DT_F32 ? TILES : 1][STEPS][2];
 };
@@ -88,7 +89,7 @@ static __device__ __forceinline__ uint4 load_words(const uint8_t *p, bool aligne
 }
 
 /* The warp's columns of 32 rows, whose numbers the lanes hold; rows that do not exist are 0. */
-template <Dtype K, bool SCALED>
+template <Dtype K>
 static __device__ __forceinline__ void load_rows(Raw<K> *r, const Warp &w, int row) {
     constexpr int N = sizeof(r->v[0]) / 16, NUMBERS = 16 / N;
 #pragma unroll
@@ -101,7 +102,7 @@ static __device__ __forceinline__ void load_rows(Raw<K> *r, const Warp &w, int r
                              ? load_words(p + 16 * i, w.aligned)
                              : make_uint4(0, 0, 0, 0);
     }
-    if constexpr (SCALED)
+    if constexpr (K == DT_F8E4M3)
         r->scale =
             row >= 0
                 ? __ldg(reinterpret_cast<const float *>(w.scale_at + (size_t)row * w.row_bytes))
@@ -112,40 +113,58 @@ static __device__ __forceinline__ uint32_t word(const uint4 &x, int i) {
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
-template <Dtype K>
-static __device__ __forceinline__ void to_fragments(Rows<K> *f, const Raw<K> &r) {
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            if constexpr (K == DT_F8E4M3) {
-                uint32_t four = word(r.v[t][0], s);
-                f->hi[t][s][0] = e4m3_to_f16(four & 0xffff);
-                f->hi[t][s][1] = e4m3_to_f16(four >> 16);
-            } else if constexpr (K == DT_BF16) {
-                f->hi[t][s][0] = word(r.v[t][s / 2], s % 2 * 2);
-                f->hi[t][s][1] = word(r.v[t][s / 2], s % 2 * 2 + 1);
-            } else {
-                const uint4 &v = r.v[t][s];
-                split_bf16(__uint_as_float(v.x), __uint_as_float(v.y), &f->hi[t][s][0],
-                           &f->lo[t][s][0]);
-                split_bf16(__uint_as_float(v.z), __uint_as_float(v.w), &f->hi[t][s][1],
-                           &f->lo[t][s][1]);
-            }
-        }
-}
-
-template <Dtype K>
-static __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0,
-                                           uint32_t b1) {
-    if constexpr (K == DT_F8E4M3)
-        mma_f16(d, a, b0, b1);
+/* Two neighbouring numbers of bf16 or fp32: the i-th pair of 16 bytes. */
+template <Dtype K> static __device__ __forceinline__ float2 pair_of(const uint4 &v, int i) {
+    if constexpr (K == DT_BF16)
+        return unpack_bf16(word(v, i));
     else
-        mma_bf16(d, a, b0, b1);
+        return make_float2(__uint_as_float(word(v, 2 * i)), __uint_as_float(word(v, 2 * i + 1)));
 }
 
-/* The warp's columns of 16 queries. For fp16 a head's numbers are brought below 2^9. */
+/* The exponent of the largest number of the lane's row of tile t; lanes of one g share the row. */
+template <Dtype K> static __device__ __forceinline__ int row_exponent(const Raw<K> &r, int t) {
+    constexpr int N = sizeof(r.v[0]) / 16, PAIRS = K == DT_BF16 ? 4 : 2;
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < N * PAIRS; i++) {
+        float2 v = pair_of<K>(r.v[t][i / PAIRS], i % PAIRS);
+        top = fmaxf(top, fmaxf(fabsf(v.x), fabsf(v.y)));
+    }
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    return min(max((int)(__float_as_uint(top) >> 23) - 127, -100), 100);
+}
+
+/* Makes fragments; sets the rows' scales where they are not stored. */
 template <Dtype K>
+static __device__ __forceinline__ void to_fragments(Rows<K> *f, Raw<K> *r, const Warp &w) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        float inverse = 1;
+        if constexpr (K != DT_F8E4M3) {
+            int e = row_exponent<K>(*r, t), mine = __shfl_sync(~0u, e, w.lane % 8 * 4);
+            if (w.lane / 8 == t)
+                r->scale = power_of_2(mine);
+            inverse = power_of_2(-e);
+        }
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if constexpr (K == DT_F8E4M3) {
+                    f->hi[t][s][j] = e4m3_to_f16(word(r->v[t][0], s) >> 16 * j & 0xffff);
+                } else if constexpr (K == DT_BF16) {
+                    float2 v = pair_of<K>(r->v[t][s / 2], s % 2 * 2 + j);
+                    f->hi[t][s][j] = pack_f16(v.x * inverse, v.y * inverse);
+                } else {
+                    float2 v = pair_of<K>(r->v[t][s], j);
+                    split_f16(v.x * inverse, v.y * inverse, &f->hi[t][s][j], &f->lo[t][s][j]);
+                }
+            }
+    }
+}
+
+/* The warp's columns of 16 queries, each head's brought below 2^9. */
 static __device__ __forceinline__ void load_query(Query *q, const CudaAttn &a, const Warp &w,
                                                   int col0) {
 #pragma unroll
@@ -165,14 +184,13 @@ static __device__ __forceinline__ void load_query(Query *q, const CudaAttn &a, c
         }
         top = max(top, __shfl_xor_sync(~0u, top, 1));
         top = max(top, __shfl_xor_sync(~0u, top, 2));
-        int e = K == DT_F8E4M3 ? min(max((int)(top >> 23) - 127, -100), 120) - 8 : 0;
+        int e = min(max((int)(top >> 23) - 127, -100), 120) - 8;
         float shrink = power_of_2(-e);
         q->grow[half] = power_of_2(e);
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
-            auto split = K == DT_F8E4M3 ? split_f16 : split_bf16;
-            split(v[s].x * shrink, v[s].y * shrink, &q->hi[s][half], &q->lo[s][half]);
-            split(v[s].z * shrink, v[s].w * shrink, &q->hi[s][2 + half], &q->lo[s][2 + half]);
+            split_f16(v[s].x * shrink, v[s].y * shrink, &q->hi[s][half], &q->lo[s][half]);
+            split_f16(v[s].z * shrink, v[s].w * shrink, &q->hi[s][2 + half], &q->lo[s][2 + half]);
         }
     }
 }
@@ -187,11 +205,10 @@ static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q,
     for (int s = 0; s < STEPS; s++)
 #pragma unroll
         for (int t = 0; t < TILES; t++) {
-            mma<K>(d[t], q.hi[s], f.hi[t][s][0], f.hi[t][s][1]);
-            mma<K>(d[t], q.lo[s], f.hi[t][s][0], f.hi[t][s][1]);
+            mma_f16(d[t], q.hi[s], f.hi[t][s][0], f.hi[t][s][1]);
+            mma_f16(d[t], q.lo[s], f.hi[t][s][0], f.hi[t][s][1]);
             if constexpr (K == DT_F32) {
-                mma<K>(d[t], q.hi[s], f.lo[t][s][0], f.lo[t][s][1]);
-                mma<K>(d[t], q.lo[s], f.lo[t][s][0], f.lo[t][s][1]);
+                mma_f16(d[t], q.hi[s], f.lo[t][s][0], f.lo[t][s][1]);
             }
         }
 #pragma unroll
@@ -199,8 +216,7 @@ static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q,
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float2 v = make_float2(d[t][2 * half], d[t][2 * half + 1]);
-            if constexpr (K == DT_F8E4M3)
-                v = make_float2(v.x * scale[t][0] * q.grow[half], v.y * scale[t][1] * q.grow[half]);
+            v = make_float2(v.x * scale[t][0] * q.grow[half], v.y * scale[t][1] * q.grow[half]);
             *reinterpret_cast<float2 *>(&w.smem->part[w.warp][8 * half + w.g][8 * t + 2 * w.c]) = v;
         }
 }
@@ -263,10 +279,8 @@ static __device__ __forceinline__ void add_rows(const Warp &w, const Rows<K> &f,
         for (int i = 0; i < 4; i++) { /* row g or g + 8; the first or second 8 of 16 keys */
             int t = 2 * k + i / 2;
             float2 p = *reinterpret_cast<const float2 *>(&m->p[w.g + i % 2 * 8][8 * t + 2 * w.c]);
-            if constexpr (K == DT_F8E4M3)
-                p = make_float2(p.x * (scale[t][0] * inverse), p.y * (scale[t][1] * inverse));
-            auto split = K == DT_F8E4M3 ? split_f16 : split_bf16;
-            split(p.x, p.y, &hi[i], &lo[i]);
+            p = make_float2(p.x * (scale[t][0] * inverse), p.y * (scale[t][1] * inverse));
+            split_f16(p.x, p.y, &hi[i], &lo[i]);
         }
 #pragma unroll
         for (int s = 0; s < STEPS; s++)
@@ -274,13 +288,12 @@ static __device__ __forceinline__ void add_rows(const Warp &w, const Rows<K> &f,
             for (int j = 0; j < 2; j++) {
                 uint32_t b0 = transpose_8x8(f.hi[2 * k][s][j]),
                          b1 = transpose_8x8(f.hi[2 * k + 1][s][j]);
-                mma<K>(acc[s][j], hi, b0, b1);
-                mma<K>(acc[s][j], lo, b0, b1);
+                mma_f16(acc[s][j], hi, b0, b1);
+                mma_f16(acc[s][j], lo, b0, b1);
                 if constexpr (K == DT_F32) {
                     b0 = transpose_8x8(f.lo[2 * k][s][j]),
                     b1 = transpose_8x8(f.lo[2 * k + 1][s][j]);
-                    mma<K>(acc[s][j], hi, b0, b1);
-                    mma<K>(acc[s][j], lo, b0, b1);
+                    mma_f16(acc[s][j], hi, b0, b1);
                 }
             }
     }
@@ -388,7 +401,6 @@ static __device__ __forceinline__ int follow_scale(int unit, float scale, float 
 template <Dtype K, bool ROTATED, bool WHOLE>
 static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, int split0,
                                             int split1, float *work) {
-    constexpr bool SCALED = K == DT_F8E4M3;
     Query q;
     Raw<K> raw;
     Rows<K> f;
@@ -396,28 +408,26 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
     Folded folded[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
     int row = pool_row(a, w, split0 * ATTN_SPLIT + w.lane),
         next = pool_row(a, w, split0 * ATTN_SPLIT + BLOCK + w.lane);
-    load_rows<K, SCALED>(&raw, w, row);
-    load_query<K>(&q, a, w, ROTATED ? a.lora : w.warp * COLS);
+    load_rows<K>(&raw, w, row);
+    load_query(&q, a, w, ROTATED ? a.lora : w.warp * COLS);
     if constexpr (!ROTATED && WHOLE)
         clear_total(w);
     for (int split = split0; split < split1; split++) {
         bool empty = true;
-        int unit = SCALED ? -126 : 0;
+        int unit = -126;
         memset(acc, 0, sizeof acc);
         for (int b = 0; b < SPLIT_BLOCKS; b++) {
             unsigned real = __ballot_sync(~0u, row >= 0);
             float scale[TILES][2], regauge = 1;
-            if constexpr (SCALED)
+            if (real) {
+                to_fragments<K>(&f, &raw, w);
+                unit = follow_scale(unit, raw.scale, &regauge);
                 for (int t = 0; t < TILES; t++)
                     for (int j = 0; j < 2; j++)
                         scale[t][j] = __shfl_sync(~0u, raw.scale, 8 * t + 2 * w.c + j);
-            if (real) {
-                if constexpr (SCALED)
-                    unit = follow_scale(unit, raw.scale, &regauge);
-                to_fragments<K>(&f, raw);
             }
             row = next;
-            load_rows<K, SCALED>(&raw, w, row);
+            load_rows<K>(&raw, w, row);
             next = pool_row(a, w, split * ATTN_SPLIT + (b + 2) * BLOCK + w.lane);
             if (!real)
                 continue;
