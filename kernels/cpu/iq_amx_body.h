@@ -10,6 +10,8 @@
 /* Tiles: 0 and 1 the products with the two panels, 2 and 3 the activations of two sub-blocks, 4 to
  * 7 the weights: 4 + 2 * panel + sub-block. */
 
+enum { AHEAD = 4 }; /* groups between asking memory for codes and reading them */
+
 typedef struct AmxScratch {
     int8_t weight[2][IQ_MAX_GROUP / IQ_SUB][16][64];
     int32_t product[2][2][IQ_TILE_ROWS][16]; /* of the tile before, while the next one runs */
@@ -25,16 +27,20 @@ static const AmxConfig AMX_CONFIG = {.palette = 1,
                                      .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
                                      .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
 
-/* One sub-block of 64 columns to the order of tiles. */
-static inline void unpack(const uint8_t *code, int bits, int8_t out[16][64]) {
+/* One sub-block of 64 columns to the order of tiles; one line of `ahead` is asked for with each
+ * line read. */
+static inline void unpack(const uint8_t *code, const uint8_t *ahead, int bits, int8_t out[16][64]) {
     if (bits == 8) {
-        for (int j = 0; j < 16; j++)
-            _mm512_store_si512(out[j], _mm512_xor_si512(_mm512_loadu_si512(code + 64 * j),
-                                                        _mm512_set1_epi8(-128)));
+        for (int j = 0; j < 16; j++) {
+            _mm_prefetch((const char *)ahead + 64 * j, _MM_HINT_T1);
+            __m512i w = _mm512_loadu_si512(code + 64 * j);
+            _mm512_store_si512(out[j], _mm512_xor_si512(w, _mm512_set1_epi8(-128)));
+        }
         return;
     }
     const __m512i low = _mm512_set1_epi8(15), zero_point = _mm512_set1_epi8(8);
     for (int j = 0; j < 8; j++) {
+        _mm_prefetch((const char *)ahead + 64 * j, _MM_HINT_T1);
         __m512i w = _mm512_loadu_si512(code + 64 * j);
         _mm512_store_si512(out[j], _mm512_sub_epi8(_mm512_and_si512(w, low), zero_point));
         _mm512_store_si512(
@@ -79,11 +85,13 @@ static inline void group_pair(const IqPanels *w, const IqActs *a, int m, int p, 
                               AmxScratch *s, float *out) {
     int subs = w->group / IQ_SUB;
     size_t width = (size_t)w->n_panels * IQ_ROWS, sub_bytes = (size_t)w->bits * 128;
-    const uint8_t *code = w->code + (size_t)p * w->panel_step + (size_t)g * w->group_step;
     for (int i = 0; i < 2; i++)
-        for (int sub = 0; sub < subs; sub++)
-            unpack(code + (size_t)i * w->panel_step + (size_t)sub * sub_bytes, w->bits,
-                   s->weight[i][sub]);
+        for (int sub = 0; sub < subs; sub++) {
+            const uint8_t *code = w->code + (size_t)(p + i) * w->panel_step +
+                                  (size_t)g * w->group_step + (size_t)sub * sub_bytes;
+            const uint8_t *ahead = g + AHEAD < w->n_groups ? code + AHEAD * w->group_step : code;
+            unpack(code, ahead, w->bits, s->weight[i][sub]);
+        }
     tile_fence();
     tile_load(4, s->weight[0][0], 64);
     tile_load(6, s->weight[1][0], 64);
@@ -112,8 +120,8 @@ static void amx_panels(const IqPanels *w, const IqActs *a, int m, float *out) {
     _Alignas(64) AmxScratch scratch;
     memset(out, 0, (size_t)m * (size_t)w->n_panels * IQ_ROWS * sizeof *out);
     tile_config(&AMX_CONFIG);
-    for (int g = 0; g < w->n_groups; g++)
-        for (int p = 0; p < w->n_panels; p += 2)
+    for (int p = 0; p < w->n_panels; p += 2)
+        for (int g = 0; g < w->n_groups; g++)
             group_pair(w, a, m, p, g, &scratch, out);
     tile_release();
 }

@@ -11,7 +11,7 @@
 
 enum {
     IQ_MAX_PANELS = 4,   /* panels of one call */
-    IQ_MAX_TOKENS = 128, /* tokens of one call: their sums stay in L1 */
+    IQ_MAX_TOKENS = 192, /* tokens of one call: their sums stay in L1 */
     IQ_TILE_ROWS = 16,   /* the AMX table reads tokens in blocks of so many */
 };
 

@@ -14,13 +14,16 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum {
     AMX_MIN_TOKENS = 5, /* of an expert: with fewer, unpacking for tiles costs more than it gives */
     DOWN_PANELS = 4,    /* of one down task */
-    SMALL_ROWS = 64,    /* calls of more rows are cut into passes */
-    PASS_EXPERTS = 16,  /* of one pass: about a millisecond */
-    SPINS = 1000,       /* before a waiting task lets other threads run */
+    DOWN_WIDTH = DOWN_PANELS * IQ_ROWS,
+    NEXT_TOKEN = 6,    /* tokens between asking memory for an output and adding to it */
+    SMALL_ROWS = 64,   /* calls of more rows are cut into passes */
+    PASS_EXPERTS = 16, /* of one pass: about a millisecond */
+    SPINS = 1000,      /* before a waiting task lets other threads run */
 };
 
 /* One expert of a pass. */
@@ -76,6 +79,10 @@ static bool count_down(_Atomic int *left) {
 
 /* ---- tasks ---- */
 
+static int padded(int m) {
+    return (m + IQ_TILE_ROWS - 1) / IQ_TILE_ROWS * IQ_TILE_ROWS;
+}
+
 static void quant_task(IqRun *r, int task) {
     int u = 0;
     while (u + 1 < r->n_used && r->used[u + 1].quant_task <= task)
@@ -105,14 +112,16 @@ static void quant_unit(IqRun *r, Used *e, int unit) {
     count_down(&e->units_left);
 }
 
-/* Tokens [t, t + m) of an expert, of which at most IQ_MAX_TOKENS are taken at a time. */
 static IqActs acts_from(const int8_t *q, size_t ld_q, const float *scale, const int32_t *sum,
                         size_t ld_g, size_t row) {
     return (IqActs){q + row * ld_q, scale + row * ld_g, sum + row * ld_g, ld_q, ld_g};
 }
 
-static int min_tokens(int m) {
-    return m < IQ_MAX_TOKENS ? m : IQ_MAX_TOKENS;
+/* How many of an expert's m tokens go over the weights at a time: as few times as can be, alike,
+ * whole tiles. */
+static int part_of(int m) {
+    int parts = (m + IQ_MAX_TOKENS - 1) / IQ_MAX_TOKENS;
+    return parts > 1 ? padded((m + parts - 1) / parts) : m;
 }
 
 /* A panel of gate and the panel of up beside it: 16 inner channels. */
@@ -134,8 +143,9 @@ static void gate_up_task(IqRun *r, int task, float *sums) {
                   .scale_group_step = IQ_ROWS * 2};
     w.scale = w.code + groups * w.group_step;
     wait_value(&e->quant_left, 0);
-    for (int t = 0; t < e->m; t += IQ_MAX_TOKENS) {
-        int m = min_tokens(e->m - t);
+    int step = part_of(e->m);
+    for (int t = 0; t < e->m; t += step) {
+        int m = step < e->m - t ? step : e->m - t;
         size_t row = (size_t)(e->row + t);
         IqActs a = acts_from(r->x, r->ld_x, r->x_scale, r->x_sum, groups, row);
         e->kern->panels(&w, &a, m, sums);
@@ -146,6 +156,19 @@ static void gate_up_task(IqRun *r, int task, float *sums) {
     }
     if (count_down(&r->pairs_left[(e - r->used) * r->conf.n_units + unit]))
         quant_unit(r, e, unit);
+}
+
+/* Adds the sums [m, DOWN_WIDTH] of places [first, first + m) to their part of the output. */
+static void add_tokens(IqRun *r, const Used *e, int first, int m, int part, const float *sums) {
+    size_t hidden = (size_t)r->conf.geom.hidden, at = (size_t)part * DOWN_WIDTH;
+    for (int i = 0; i < m; i++) {
+        if (i + NEXT_TOKEN < m)
+            for (int c = 0; c < DOWN_WIDTH; c += 16)
+                __builtin_prefetch(
+                    r->out + (size_t)r->token[first + i + NEXT_TOKEN] * hidden + at + c, 1);
+        e->kern->add_scaled(r->out + (size_t)r->token[first + i] * hidden + at,
+                            sums + (size_t)i * DOWN_WIDTH, r->share[first + i], DOWN_WIDTH);
+    }
 }
 
 /* Some panels of down: their part of the output of every token of an expert. Each waits for its
@@ -166,20 +189,16 @@ static void down_task(IqRun *r, int task, float *sums) {
     w.code = e->unit + iq_down_at(g) + (size_t)part * DOWN_PANELS * w.panel_step;
     w.scale = e->unit + iq_down_at(g) + iq_down_scales_at(g) +
               (size_t)part * DOWN_PANELS * w.scale_panel_step;
-    int width = DOWN_PANELS * IQ_ROWS;
     wait_value(&e->units_left, 0);
-    for (int t = 0; t < e->m; t += IQ_MAX_TOKENS) {
-        int m = min_tokens(e->m - t);
+    int step = part_of(e->m);
+    for (int t = 0; t < e->m; t += step) {
+        int m = step < e->m - t ? step : e->m - t;
         IqActs a = acts_from(r->act, r->ld_act, r->act_scale, r->act_sum, (size_t)w.n_groups,
                              (size_t)(e->row + t));
         e->kern->panels(&w, &a, m, sums);
         if (t == 0)
             wait_value(&r->turn[part], u);
-        for (int i = 0; i < m; i++)
-            e->kern->add_scaled(r->out + (size_t)r->token[e->first + t + i] * (size_t)g->hidden +
-                                    (size_t)part * (size_t)width,
-                                sums + (size_t)i * (size_t)width, r->share[e->first + t + i],
-                                width);
+        add_tokens(r, e, e->first + t, m, part, sums);
     }
     atomic_store_explicit(&r->turn[part], u + 1, memory_order_release);
 }
@@ -221,10 +240,6 @@ static const IqKern *kern_of(IqIsa isa) {
     static const IqKern *const table[] = {&IQ_KERN_AMX, &IQ_KERN_VNNI, &IQ_KERN_AVX2,
                                           &IQ_KERN_SCALAR};
     return table[isa];
-}
-
-static int padded(int m) {
-    return (m + IQ_TILE_ROWS - 1) / IQ_TILE_ROWS * IQ_TILE_ROWS;
 }
 
 /* Adds an expert to the pass; false when it does not fit any more. */
@@ -292,9 +307,12 @@ IqWork iq_run(IqRun *r, const uint8_t *const *expert, int n, int k, const float 
 
 /* ---- life ---- */
 
-static void *new_lines(size_t n, size_t size) {
-    void *p = aligned_alloc(64, (n * size + 63) / 64 * 64 + 64);
+/* In huge pages where the system grants them: tiles take rows that are far apart. */
+static void *new_buffer(size_t n, size_t size) {
+    size_t huge = 2 << 20, bytes = (n * size + huge - 1) / huge * huge;
+    void *p = aligned_alloc(huge, bytes);
     CHECK(p);
+    madvise(p, bytes, MADV_HUGEPAGE);
     return p;
 }
 
@@ -303,14 +321,14 @@ static void alloc_buffers(IqRun *r) {
     size_t rows = (size_t)r->row_limit, groups = (size_t)(c->geom.hidden / c->geom.group),
            units = (size_t)c->n_units, places = (size_t)c->max_rows * (size_t)c->max_k,
            experts = (size_t)c->n_experts;
-    r->x = new_lines(rows, r->ld_x);
-    r->x_scale = new_lines(rows * groups, sizeof *r->x_scale);
-    r->x_sum = new_lines(rows * groups, sizeof *r->x_sum);
-    r->act = new_lines(rows, r->ld_act);
-    r->act_scale = new_lines(rows * units, sizeof *r->act_scale);
-    r->act_sum = new_lines(rows * units, sizeof *r->act_sum);
-    r->act_f32 = new_lines(rows * (size_t)r->inner, sizeof *r->act_f32);
-    r->scratch = new_lines((size_t)c->threads * SCRATCH, sizeof *r->scratch);
+    r->x = new_buffer(rows, r->ld_x);
+    r->x_scale = new_buffer(rows * groups, sizeof *r->x_scale);
+    r->x_sum = new_buffer(rows * groups, sizeof *r->x_sum);
+    r->act = new_buffer(rows, r->ld_act);
+    r->act_scale = new_buffer(rows * units, sizeof *r->act_scale);
+    r->act_sum = new_buffer(rows * units, sizeof *r->act_sum);
+    r->act_f32 = new_buffer(rows * (size_t)r->inner, sizeof *r->act_f32);
+    r->scratch = new_buffer((size_t)c->threads * SCRATCH, sizeof *r->scratch);
     r->first = xcalloc(experts + 1, sizeof *r->first);
     r->at = xcalloc(experts, sizeof *r->at);
     r->token = xcalloc(places, sizeof *r->token);
