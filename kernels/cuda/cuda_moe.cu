@@ -148,7 +148,7 @@ template <Dtype F> constexpr int TERMS = F == DT_F32 ? 2 : 1; /* fragments per s
 
 /* A stage of two tiles: where it stands and its scales; NULL for no stage. */
 template <Dtype F> struct Source {
-    const uint8_t *from[2];
+    const uint8_t *from;  /* of the first tile; the second stands a row of stages behind it */
     uint2 scale[2];       /* NVFP4: codes of rows g and g + 8, for each quarter */
     float block_scale[2]; /* e4m3 */
 };
@@ -256,10 +256,15 @@ template <int GROUPS> struct Job {
     int32_t token[GROUPS]; /* rows of x of this lane's tokens, -1: none */
 };
 
+/* What finding a job takes, of one expert. */
+struct alignas(16) Share {
+    int first_job, count, first, place;
+};
+
 template <int CHUNK> struct Smem {
     float sum[2][WARPS][2][CHUNK][MOE_TILE]; /* jobs take turns with the halves */
     int32_t warp_jobs[WARPS];
-    int32_t first_job[1]; /* [n_experts + 1] */
+    Share share[1]; /* [n_experts + 1]: the last one has the number of jobs */
 };
 
 /* Jobs of each expert, summed up. */
@@ -282,32 +287,38 @@ static __device__ void count_jobs(const CudaMoe &m, const Work &w, const Pass &p
     for (int i = 0; i < warp; i++)
         at += s->warp_jobs[i];
     for (int e = e0; e < min(e0 + each, n); e++) {
-        s->first_job[e] = at;
+        s->share[e] = {at, w.count[e], w.first[e], m.e.place[e]};
         at += (w.count[e] + CHUNK - 1) / CHUNK * wide;
     }
     if (e0 < n && e0 + each >= n)
-        s->first_job[n] = at;
+        s->share[n].first_job = at;
     __syncthreads();
+}
+
+/* The last of n experts whose first job is not beyond this one: the warp tries 32 at a time. */
+static __device__ __forceinline__ int find_expert(const Share *share, int n, int job) {
+    int low = 0, lane = (int)threadIdx.x % 32;
+    for (int span = n; span > 1;) {
+        int step = (span + 31) / 32, at = (lane + 1) * step;
+        bool not_beyond = at < span && share[low + at].first_job <= job;
+        int skip = __popc(__ballot_sync(~0u, not_beyond)) * step;
+        low += skip;
+        span = min(step, span - skip);
+    }
+    return low;
 }
 
 template <int CHUNK>
 static __device__ __forceinline__ void find_job(const CudaMoe &m, const Work &w, const Pass &p,
                                                 const Smem<CHUNK> *s, int job,
                                                 Job<CHUNK / GROUP> *j) {
-    int low = 0, high = m.e.n_experts; /* the last expert whose first job is not beyond this one */
-    while (high - low > 1) {
-        int mid = (low + high) / 2;
-        if (s->first_job[mid] <= job)
-            low = mid;
-        else
-            high = mid;
-    }
-    int count = w.count[low], first = w.first[low], chunks = (count + CHUNK - 1) / CHUNK,
-        i = job - s->first_job[low], from = i % chunks * CHUNK, g = (int)threadIdx.x % 32 / 4;
-    j->place = m.e.place[low];
+    Share e = s->share[find_expert(s->share, m.e.n_experts, job)];
+    int chunks = (e.count + CHUNK - 1) / CHUNK, i = job - e.first_job, from = i % chunks * CHUNK,
+        g = (int)threadIdx.x % 32 / 4;
+    j->place = e.place;
     j->pair = i / chunks * p.row_pairs + (int)threadIdx.x / 32 / p.split;
-    j->n = min(count - from, CHUNK);
-    j->from = first + from;
+    j->n = min(e.count - from, CHUNK);
+    j->from = e.first + from;
 #pragma unroll
     for (int t = 0; t < CHUNK / GROUP; t++) {
         int at = GROUP * t + g % GROUP;
@@ -316,19 +327,26 @@ static __device__ __forceinline__ void find_job(const CudaMoe &m, const Work &w,
 }
 
 template <Dtype F>
+constexpr int STAGE_BYTES = MOE_QUARTERS *MOE_QUARTER_BYTES + (F == DT_NVFP4 ? MOE_SCALE_BYTES : 0);
+
+/* Bytes of all stages of a tile. */
+template <Dtype F> static __device__ __forceinline__ size_t row_of_stages(const Pass &p) {
+    return (size_t)p.mat.stages * STAGE_BYTES<F>;
+}
+
+template <Dtype F>
 static __device__ __forceinline__ void find_stage(Source<F> *r, const Pass &p, int place, int pair,
                                                   int stage) {
-    constexpr size_t BYTES =
-        MOE_QUARTERS * MOE_QUARTER_BYTES + (F == DT_NVFP4 ? MOE_SCALE_BYTES : 0);
     int lane = (int)threadIdx.x % 32;
     bool real = 2 * pair < p.mat.tiles;
 #pragma unroll
     for (int tile = 0; tile < 2; tile++) {
         size_t at =
             ((size_t)place * p.mat.tiles + (size_t)(2 * pair + tile)) * p.mat.stages + stage;
-        r->from[tile] = real ? p.mat.data + at * BYTES + 16 * lane : NULL;
+        if (tile == 0)
+            r->from = real ? p.mat.data + at * STAGE_BYTES<F> + 16 * lane : NULL;
         if constexpr (F == DT_NVFP4)
-            r->scale[tile] = real ? load8_once(p.mat.data + at * BYTES +
+            r->scale[tile] = real ? load8_once(p.mat.data + at * STAGE_BYTES<F> +
                                                MOE_QUARTERS * MOE_QUARTER_BYTES + 8 * lane)
                                   : make_uint2(0, 0);
         if constexpr (F == DT_F8E4M3)
@@ -336,52 +354,75 @@ static __device__ __forceinline__ void find_stage(Source<F> *r, const Pass &p, i
     }
 }
 
-/* Asks for quarters [q0, q1) of both tiles. */
+/* Asks for quarters [q0, q1) of a tile. */
 template <Dtype F>
-static __device__ __forceinline__ void load_quarters(Raw *r, const Source<F> &from, int q0,
-                                                     int q1) {
-    if (!from.from[0])
+static __device__ __forceinline__ void load_quarters(Raw *r, const Source<F> &from, size_t row,
+                                                     int tile, int q0, int q1) {
+    if (!from.from)
         return;
 #pragma unroll
     for (int q = q0; q < q1; q++)
-#pragma unroll
-        for (int tile = 0; tile < 2; tile++)
-            r->v[tile][q] = load16_once(from.from[tile] + q * MOE_QUARTER_BYTES);
+        r->v[tile][q] = load16_once(from.from + tile * row + q * MOE_QUARTER_BYTES);
 }
 
-/* Adds a stage of two tiles times N groups of tokens; the next stage takes its place. */
+template <Dtype F>
+static __device__ __forceinline__ void load_both(Raw *r, const Source<F> &from, size_t row) {
+    load_quarters<F>(r, from, row, 0, 0, MOE_QUARTERS);
+    load_quarters<F>(r, from, row, 1, 0, MOE_QUARTERS);
+}
+
+/* Adds a block of a tile times a group of tokens. */
+template <Dtype F>
+static __device__ __forceinline__ void add_product(const uint32_t a[STEPS<F>][TERMS<F>][4],
+                                                   const uint32_t b[STEPS<F>][2], float block_scale,
+                                                   float acc[4]) {
+    float d[4] = {};
+    float *to = F == DT_F8E4M3 ? d : acc;
+#pragma unroll
+    for (int s = 0; s < STEPS<F>; s++)
+#pragma unroll
+        for (int term = 0; term < TERMS<F>; term++)
+            mma_bf16(to, a[s][term], b[s][0], b[s][1]);
+    if constexpr (F == DT_F8E4M3)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            acc[i] = fmaf(d[i], block_scale, acc[i]);
+}
+
+/* Adds a stage of two tiles times N groups of tokens; the next stage takes its place. Few tokens
+ * are kept while the tiles pass, of many tokens one group after the other passes both tiles. */
 template <Dtype F, int N, int GROUPS>
 static __device__ __forceinline__ void multiply(Raw *r, const Source<F> &now, const Source<F> &next,
                                                 const Pass &p, const int32_t token[GROUPS],
                                                 int stage, float acc[2][GROUPS][4]) {
-    int lane = (int)threadIdx.x % 32, g = lane / 4, c = lane % 4;
+    int lane = (int)threadIdx.x % 32, c = lane % 4;
+    size_t half = (size_t)(lane / 4 / GROUP);
     constexpr int COLS = F == DT_F32 ? 32 : 16 * BLOCKS<F> * STEPS<F>,
                   EACH = MOE_QUARTERS / BLOCKS<F>;
+    constexpr int KEEP = N <= 2 ? N : 1, TILES = N <= 2 ? 1 : 2;
 #pragma unroll
     for (int block = 0; block < BLOCKS<F>; block++) {
-        uint32_t a[2][STEPS<F>][TERMS<F>][4];
-        decode<F>(r->v[0], now.scale[0], block, a[0]);
-        decode<F>(r->v[1], now.scale[1], block, a[1]);
-        load_quarters<F>(r, next, block * EACH, block * EACH + EACH);
+        uint32_t a[TILES][STEPS<F>][TERMS<F>][4], b[KEEP][STEPS<F>][2];
 #pragma unroll
-        for (int t = 0; t < N; t++) {
-            uint32_t b[STEPS<F>][2];
-            size_t row = (size_t)token[t] * 2 + (size_t)(g / GROUP);
-            load_tokens<F>(token[t] < 0 ? NULL : p.x + row * (size_t)p.x_cols + stage * COLS, block,
-                           c, b);
+        for (int first = 0; first < 2; first += TILES) {
 #pragma unroll
-            for (int tile = 0; tile < 2; tile++) {
-                float d[4] = {};
-                float *to = F == DT_F8E4M3 ? d : acc[tile][t];
+            for (int i = 0; i < TILES; i++) {
+                decode<F>(r->v[first + i], now.scale[first + i], block, a[i]);
+                load_quarters<F>(r, next, row_of_stages<F>(p), first + i, block * EACH,
+                                 block * EACH + EACH);
+            }
 #pragma unroll
-                for (int s = 0; s < STEPS<F>; s++)
+            for (int t = 0; t < N; t++) {
+                if (first == 0)
+                    load_tokens<F>(token[t] < 0
+                                       ? NULL
+                                       : p.x + ((size_t)token[t] * 2 + half) * (size_t)p.x_cols +
+                                             stage * COLS,
+                                   block, c, b[t % KEEP]);
 #pragma unroll
-                    for (int term = 0; term < TERMS<F>; term++)
-                        mma_bf16(to, a[tile][s][term], b[s][0], b[s][1]);
-                if constexpr (F == DT_F8E4M3)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        acc[tile][t][i] = fmaf(d[i], now.block_scale[tile], acc[tile][t][i]);
+                for (int i = 0; i < TILES; i++)
+                    add_product<F>(a[i], b[t % KEEP], now.block_scale[first + i],
+                                   acc[first + i][t]);
             }
         }
     }
@@ -456,8 +497,8 @@ static __device__ __forceinline__ void
 multiply_some(Raw *r, const Source<F> &now, const Source<F> &next, const Pass &p,
               const Job<CHUNK / GROUP> &j, int stage, float acc[2][CHUNK / GROUP][4]) {
     constexpr int ALL = CHUNK / GROUP;
-    if (!now.from[0])
-        load_quarters<F>(r, next, 0, MOE_QUARTERS);
+    if (!now.from)
+        load_both<F>(r, next, row_of_stages<F>(p));
     else if (j.n <= GROUP)
         multiply<F, 1, ALL>(r, now, next, p, j.token, stage, acc);
     else if (j.n <= ALL / 2 * GROUP)
@@ -476,7 +517,7 @@ static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
         grid_wait();
     grid_release();
     count_jobs<CHUNK>(m, w, p, s);
-    int jobs = s->first_job[m.e.n_experts], job = (int)blockIdx.x, turn = 0,
+    int jobs = s->share[m.e.n_experts].first_job, job = (int)blockIdx.x, turn = 0,
         begin = (int)threadIdx.x / 32 % p.split, stage = begin;
     Job<CHUNK / GROUP> now, next;
     Source<F> source, ahead;
@@ -485,7 +526,7 @@ static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
     if (job < jobs) {
         find_job<CHUNK>(m, w, p, s, job, &now);
         find_stage<F>(&source, p, now.place, now.pair, stage);
-        load_quarters<F>(&raw, source, 0, MOE_QUARTERS);
+        load_both<F>(&raw, source, row_of_stages<F>(p));
     }
     if (p.down)
         grid_wait();
@@ -498,7 +539,7 @@ static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
             if (next_job < jobs)
                 find_job<CHUNK>(m, w, p, s, next_job, &next);
         }
-        ahead.from[0] = NULL;
+        ahead.from = NULL;
         if (next_job < jobs)
             find_stage<F>(&ahead, p, next.place, next.pair, next_stage);
         multiply_some<F, CHUNK>(&raw, source, ahead, p, now, stage, acc);
@@ -560,7 +601,7 @@ static Pass pass_over(const MoeMat *mat, const uint16_t *x, int x_cols, bool dow
 
 template <Dtype F, int CHUNK>
 static void run_passes(const CudaMoe *m, const Work &w, cudaStream_t stream) {
-    size_t smem = sizeof(Smem<CHUNK>) + (size_t)m->e.n_experts * sizeof(int32_t);
+    size_t smem = sizeof(Smem<CHUNK>) + (size_t)m->e.n_experts * sizeof(Share);
     dim3 grid((unsigned)(m->n_sm * (CHUNK == SMALL_CHUNK ? 2 : 1)));
     launch(pass_kernel<F, CHUNK>, grid, THREADS, smem, stream, true, *m, w,
            pass_over(&m->e.gate_up, w.x, w.x_cols, false));
