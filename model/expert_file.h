@@ -23,6 +23,7 @@ typedef struct ExpertHead {
     int layer, n_experts;
     int n_layers;      /* of the model, MTP layers included */
     uint64_t model_id; /* weights_id of the checkpoint that was packed */
+    uint64_t source;   /* its weights_fingerprint: which format of the model it was */
     char method[32];   /* how codes were chosen: "rtn-search" for 4 bits, "rtn" for 8 */
     double loss;       /* relative rms error over the layer's weights */
 } ExpertHead;
@@ -34,15 +35,15 @@ void expert_file_path(char *path, size_t n, const char *dir, int layer);
 /* "int4-g128-f16" and so on, into name[n]. */
 void expert_file_format(char *name, size_t n, const IqGeom *g);
 
-/* E_IO, E_INVAL (not such a file, damaged header, truncated, too long), E_UNSUPPORTED (a later
- * version) with the path and what is wrong. */
+/* E_IO, E_NOTFOUND, E_FORMAT (not such a file, damaged header, truncated, too long), E_UNSUPPORTED
+ * (a later version) with the path and what is wrong. */
 int expert_file_open(ExpertFile **out, const char *path, Err *err);
 void expert_file_close(ExpertFile *f);
 const ExpertHead *expert_file_head(const ExpertFile *f);
 
 /* Reads units [unit, unit + n) of an expert into to[n * iq_unit_bytes] and checks their hashes:
- * E_INVAL names path, expert and unit. Any thread, several at a time. The bytes do not stay mapped,
- * and the page cache may drop them. */
+ * E_FORMAT names path, expert and unit. Any thread, several at a time. The bytes do not stay
+ * mapped, and the page cache may drop them. */
 int expert_file_read(const ExpertFile *f, int expert, int unit, int n, void *to, Err *err);
 
 /* Checks every hash on `threads` threads; *bytes is what was read. */

@@ -31,6 +31,10 @@ const Shape *weights_shape(const Weights *w);
  * for equal models whatever the sharding. */
 uint64_t weights_fingerprint(const Weights *w);
 
+/* A 64-bit hash of what no weight format changes: dimensions, norms, router biases and the first
+ * router rows, as fp32. Equal for the BF16, FP8 and NVFP4 checkpoints of one model. */
+uint64_t weights_id(const Weights *w);
+
 /* NULL when there is none. */
 const WeightsTensor *weights_find(const Weights *w, const char *name);
 
