@@ -246,9 +246,10 @@ void cuda_index_scores(const CudaIndex *x, cudaStream_t stream) {
     bool many = x->rows.rows >= MANY_ROWS;
     int groups = many ? (x->rows.rows + WARPS - 1) / WARPS : x->rows.rows,
         units = (int)(x->pitch / UNIT),
-        wide = many ? (4 * x->n_sm + groups - 1) / groups : (x->n_sm + groups - 1) / groups,
+        wide = many ? (4 * x->n_sm + groups - 1) / groups : x->n_sm / groups, /* one block each */
         most = many ? units : (units + WARPS - 1) / WARPS;
-    dim3 grid((unsigned)(wide < most ? wide : most), (unsigned)groups);
+    wide = wide < 1 ? 1 : wide < most ? wide : most;
+    dim3 grid((unsigned)wide, (unsigned)groups);
     for (int head0 = 0; head0 < x->heads; head0 += PASS_HEADS) {
         if (x->keys.dtype == DT_F8E4M3)
             launch(index_kernel<DT_F8E4M3>, grid, WARPS * 32, 0, stream, false, *x, head0, many);

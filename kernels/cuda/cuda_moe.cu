@@ -7,13 +7,15 @@
  * into bf16 exactly: e2m1 times its group's scale and e4m3 have few enough bits; fp32 is kept as
  * two bf16. Block and matrix scales go to the sums. Error: fp32 sums and 2^-17 of each product.
  *
- * Work is cut into jobs (expert, group of row tiles, chunk of tokens), dealt to a persistent grid.
- * The warps of a block share a job: some along its columns, whose sums meet in shared memory in
- * fixed order, the rest on further row tiles. A token's result depends neither on the batch nor on
- * the chunks. Bytes: each wanted expert's matrices once: 21.2 MB (NVFP4), 37.7 MB (e4m3) at 6144 x
- * 2048. */
-#include "kernels/cuda/cuda_moe.h"
-#include "kernels/cuda/cuda_mma.cuh"
+ * The work is cut into jobs (expert, group of row tiles, chunk of tokens), dealt to a persistent
+ * grid. The warps of a block share a job: some along its columns, whose sums meet in shared memory
+ * in fixed order, the rest on further row tiles. A token's result depends neither on the batch nor
+ * on the chunks.
+ *
+ * Bytes: each wanted expert's matrices once: 21.2 MB (NVFP4), 37.7 MB (e4m3) at 6144 x 2048.
+ */
+#include "kernels/cuda/cuda_moe_work.h"
+#include "kernels/cuda/cuda_moe_decode.cuh"
 
 enum {
     WARPS = 8,
@@ -24,127 +26,7 @@ enum {
     LARGE_FROM = 8, /* places per held expert from which large chunks pay */
 };
 
-/* ---- the work of a step ---- */
-
-/* Where things stand in the work. Rows of bf16: the high halves of x_cols numbers, then the low. */
-struct Work {
-    int32_t *count, *first; /* [n_experts] places of an expert, where they begin in `pair` */
-    int32_t *pair;          /* [rows * k] token * k + place, sorted by expert */
-    uint16_t *x;            /* [rows, 2, x_cols] */
-    uint16_t *act;          /* [rows * k, 2, act_cols] */
-    float *part;            /* [rows * k, part_cols] */
-    int x_cols, act_cols, part_cols;
-};
-
-static size_t align_up(size_t n) {
-    return (n + 255) & ~(size_t)255;
-}
-
-/* Lays out the work; returns its bytes. */
-static size_t place_work(Work *w, const MoeExperts *e, int rows, int k, uint8_t *at) {
-    size_t pairs = (size_t)rows * (size_t)k, used = 0;
-    w->x_cols = e->gate_up.stages * moe_stage_cols(e->dtype);
-    w->act_cols = e->down.stages * moe_stage_cols(e->dtype);
-    w->part_cols = e->down.tiles * MOE_TILE;
-    w->count = (int32_t *)at;
-    w->first = w->count + e->n_experts;
-    used = align_up(2 * (size_t)e->n_experts * sizeof(int32_t));
-    w->pair = (int32_t *)(at + used);
-    used += align_up(pairs * sizeof(int32_t));
-    w->x = (uint16_t *)(at + used);
-    used += align_up((size_t)rows * 2 * (size_t)w->x_cols * sizeof(uint16_t));
-    w->act = (uint16_t *)(at + used);
-    used += align_up(pairs * 2 * (size_t)w->act_cols * sizeof(uint16_t));
-    w->part = (float *)(at + used);
-    return used + align_up(pairs * (size_t)w->part_cols * sizeof(float));
-}
-
-size_t cuda_moe_work_bytes(const MoeExperts *e, int rows, int k) {
-    Work w;
-    return place_work(&w, e, rows, k, NULL);
-}
-
-/* The place among the held experts of token t's i-th, -1 for none; *expert: which. */
-static __device__ __forceinline__ int held_place(const CudaMoe &m, int t, int i, int *expert) {
-    *expert = m.id[(size_t)t * (size_t)m.id_ld + i];
-    return *expert >= 0 && *expert < m.e.n_experts ? m.e.place[*expert] : -1;
-}
-
-/* ---- before: sorting and splitting ---- */
-
-/* Lists the pairs of one expert, ascending, behind those of the experts before it. */
-static __device__ void list_pairs(const CudaMoe &m, const Work &w, int expert) {
-    int *below = dynamic_smem<int>(), *equal = below + WARPS;
-    int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, pairs = m.rows * m.k,
-        before = 0, n = 0;
-    bool held = m.e.place[expert] >= 0;
-    for (int p = (int)threadIdx.x; p < pairs; p += THREADS) {
-        int e, place = held_place(m, p / m.k, p % m.k, &e);
-        before += place >= 0 && e < expert;
-    }
-    before = __reduce_add_sync(~0u, before);
-    if (lane == 0)
-        below[warp] = before;
-    __syncthreads();
-    before = 0;
-    for (int i = 0; i < WARPS; i++)
-        before += below[i];
-    for (int p0 = 0; held && p0 < pairs; p0 += THREADS) {
-        int p = p0 + (int)threadIdx.x, e = -1;
-        bool mine = p < pairs && held_place(m, p / m.k, p % m.k, &e) >= 0 && e == expert;
-        unsigned votes = __ballot_sync(~0u, mine);
-        if (lane == 0)
-            equal[warp] = __popc(votes);
-        __syncthreads();
-        int at = n;
-        for (int i = 0; i < WARPS; i++) {
-            at += i < warp ? equal[i] : 0;
-            n += equal[i];
-        }
-        if (mine)
-            w.pair[before + at + __popc(votes & ((1u << lane) - 1))] = p;
-        __syncthreads();
-    }
-    if (threadIdx.x == 0) {
-        w.count[expert] = n;
-        w.first[expert] = before;
-    }
-}
-
-/* Splits a token's numbers; clears the padding of its places' activations, which no pass writes. */
-static __device__ void split_token(const CudaMoe &m, const Work &w, int t) {
-    uint16_t *to = w.x + (size_t)t * 2 * (size_t)w.x_cols;
-    const float *x = m.x + (size_t)t * (size_t)m.x_ld;
-    for (int c = 2 * (int)threadIdx.x; c < w.x_cols; c += 2 * THREADS) {
-        uint32_t hi, lo;
-        split_bf16(c < m.e.hidden ? x[c] : 0.0f, c + 1 < m.e.hidden ? x[c + 1] : 0.0f, &hi, &lo);
-        *reinterpret_cast<uint32_t *>(to + c) = hi;
-        *reinterpret_cast<uint32_t *>(to + w.x_cols + c) = lo;
-    }
-    int written = m.e.gate_up.tiles / 2 * MOE_TILE;
-    for (int i = 0; i < 2 * m.k; i++)
-        for (int c = written + (int)threadIdx.x; c < w.act_cols; c += THREADS)
-            w.act[((size_t)t * 2 * m.k + i) * (size_t)w.act_cols + c] = 0;
-}
-
-/* Blocks: one per expert, then one per token. */
-static __global__ void __launch_bounds__(THREADS) prepare_kernel(CudaMoe m, Work w) {
-    if ((int)blockIdx.x < m.e.n_experts)
-        list_pairs(m, w, (int)blockIdx.x);
-    else
-        split_token(m, w, (int)blockIdx.x - m.e.n_experts);
-}
-
-/* ---- stored numbers to fragments ---- */
-
-/* Of each format: a stage is BLOCKS times STEPS products long. */
-template <Dtype F> constexpr int BLOCKS = F == DT_NVFP4 ? 4 : 1;
-template <Dtype F>
-constexpr int STEPS = F == DT_NVFP4    ? 4
-                      : F == DT_F8E4M3 ? 8
-                      : F == DT_BF16   ? 4
-                                       : 2;
-template <Dtype F> constexpr int TERMS = F == DT_F32 ? 2 : 1; /* fragments per step */
+/* ---- a pass over the matrices ---- */
 
 /* A stage of two tiles: where it stands and its scales; NULL for no stage. */
 template <Dtype F> struct Source {
@@ -157,88 +39,6 @@ template <Dtype F> struct Source {
 struct Raw {
     uint4 v[2][MOE_QUARTERS];
 };
-
-static __device__ __forceinline__ uint32_t word(const uint4 &x, int i) {
-    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
-/* A word of NVFP4, times the scales of rows g and g + 8, as a fragment of bf16 in units of 2^10.
- * The bits of e2m1, put where bf16 has the end of its exponent and the start of its mantissa, mean
- * 2^-126 times the number; the scale carries 2^116. */
-static __device__ __forceinline__ void decode_nvfp4(uint32_t w, uint32_t s0, uint32_t s1,
-                                                    uint32_t a[4]) {
-    constexpr uint32_t SIGN = 0x80008000u, SIZE = 0x01c001c0u;
-    a[0] = mul_bf16(w & (SIGN | SIZE), s0);
-    a[1] = mul_bf16((w << 3) & (SIGN | SIZE), s1);
-    a[2] = mul_bf16(((w << 1) & SIGN) | ((w << 6) & SIZE), s0);
-    a[3] = mul_bf16(((w << 2) & SIGN) | ((w >> 3) & SIZE), s1);
-}
-
-/* The scale of byte `i` of codes in both halves, times 2^116. */
-static __device__ __forceinline__ uint32_t decode_scale(uint32_t codes, int i) {
-    return __byte_perm(codes, 0, 0x4040 | i << 8 | i) * 16 + 0x71807180u;
-}
-
-/* A word of e4m3: two columns of rows g (a[0]) and g + 8 (a[1]). As bf16 the bits mean 2^-120 times
- * the number. */
-static __device__ __forceinline__ void decode_e4m3(uint32_t w, uint32_t *a0, uint32_t *a1) {
-    constexpr uint32_t SIGN = 0x80008000u, GROW = 0x7b807b80u;
-    *a0 = mul_bf16(w & (SIGN | 0x07f007f0u), GROW);
-    *a1 = mul_bf16(((w << 1) & SIGN) | ((w >> 3) & 0x07000700u) | ((w << 4) & 0x00f000f0u), GROW);
-}
-
-/* Fragments of one tile for one block of a stage. */
-template <Dtype F>
-static __device__ __forceinline__ void decode(const uint4 v[MOE_QUARTERS], uint2 scale, int block,
-                                              uint32_t a[STEPS<F>][TERMS<F>][4]) {
-    if constexpr (F == DT_NVFP4) {
-        uint32_t codes = block < 2 ? scale.x : scale.y;
-        uint32_t s0 = decode_scale(codes, block % 2 * 2),
-                 s1 = decode_scale(codes, block % 2 * 2 + 1);
-#pragma unroll
-        for (int s = 0; s < STEPS<F>; s++)
-            decode_nvfp4(word(v[block], s), s0, s1, a[s][0]);
-    } else if constexpr (F == DT_F8E4M3) {
-#pragma unroll
-        for (int s = 0; s < STEPS<F>; s++) {
-            const uint4 &four = v[2 * block + s / 2];
-            decode_e4m3(word(four, s % 2 * 2), &a[s][0][0], &a[s][0][1]);
-            decode_e4m3(word(four, s % 2 * 2 + 1), &a[s][0][2], &a[s][0][3]);
-        }
-    } else {
-#pragma unroll
-        for (int s = 0; s < STEPS<F>; s++)
-#pragma unroll
-            for (int term = 0; term < TERMS<F>; term++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    a[s][term][i] = word(v[s * TERMS<F> + term], i);
-    }
-}
-
-/* Fragments B of a block: the lane's token and half at the stage's first column; NULL: 0. */
-template <Dtype F>
-static __device__ __forceinline__ void load_tokens(const uint16_t *x, int block, int c,
-                                                   uint32_t b[STEPS<F>][2]) {
-    if constexpr (F == DT_NVFP4 || F == DT_F8E4M3) {
-        constexpr int RUN = F == DT_NVFP4 ? 16 : 8; /* the lane's numbers in a quarter */
-#pragma unroll
-        for (int i = 0; i < STEPS<F> / 2; i++) {
-            int at = F == DT_NVFP4 ? 64 * block + RUN * c + 8 * i : 64 * block + 32 * i + RUN * c;
-            uint4 v = x ? load16(x + at) : make_uint4(0, 0, 0, 0);
-            b[2 * i][0] = v.x, b[2 * i][1] = v.y;
-            b[2 * i + 1][0] = v.z, b[2 * i + 1][1] = v.w;
-        }
-    } else {
-#pragma unroll
-        for (int s = 0; s < STEPS<F>; s++) {
-            uint2 v = x ? load8(x + 16 * s + 4 * c) : make_uint2(0, 0);
-            b[s][0] = v.x, b[s][1] = v.y;
-        }
-    }
-}
-
-/* ---- a pass over the matrices ---- */
 
 struct Pass {
     MoeMat mat;
@@ -269,7 +69,8 @@ template <int CHUNK> struct Smem {
 
 /* Jobs of each expert, summed up. */
 template <int CHUNK>
-static __device__ void count_jobs(const CudaMoe &m, const Work &w, const Pass &p, Smem<CHUNK> *s) {
+static __device__ void count_jobs(const CudaMoe &m, const MoeWork &w, const Pass &p,
+                                  Smem<CHUNK> *s) {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, n = m.e.n_experts,
         each = (n + THREADS - 1) / THREADS, e0 = (int)threadIdx.x * each, jobs = 0,
         wide = (p.mat.tiles / 2 + p.row_pairs - 1) / p.row_pairs;
@@ -309,7 +110,7 @@ static __device__ __forceinline__ int find_expert(const Share *share, int n, int
 }
 
 template <int CHUNK>
-static __device__ __forceinline__ void find_job(const CudaMoe &m, const Work &w, const Pass &p,
+static __device__ __forceinline__ void find_job(const CudaMoe &m, const MoeWork &w, const Pass &p,
                                                 const Smem<CHUNK> *s, int job,
                                                 Job<CHUNK / GROUP> *j) {
     Share e = s->share[find_expert(s->share, m.e.n_experts, job)];
@@ -465,7 +266,7 @@ static __device__ __forceinline__ float matrix_scale(const MoeExperts &e, const 
 
 /* Finishes a job: activations as two halves of bf16, or the products of down. */
 template <int CHUNK>
-static __device__ __forceinline__ void finish(const CudaMoe &m, const Work &w, const Pass &p,
+static __device__ __forceinline__ void finish(const CudaMoe &m, const MoeWork &w, const Pass &p,
                                               const Smem<CHUNK> *s, int turn,
                                               const Job<CHUNK / GROUP> &j) {
     int first = j.pair - (int)threadIdx.x / 32 / p.split; /* the block's first pair of tiles */
@@ -511,7 +312,7 @@ multiply_some(Raw *r, const Source<F> &now, const Source<F> &next, const Pass &p
  * sorted pairs are there, since the pass before has waited for them. */
 template <Dtype F, int CHUNK>
 static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
-    pass_kernel(CudaMoe m, Work w, Pass p) {
+    pass_kernel(CudaMoe m, MoeWork w, Pass p) {
     Smem<CHUNK> *s = dynamic_smem<Smem<CHUNK>>();
     if (!p.down)
         grid_wait();
@@ -556,36 +357,35 @@ static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
     }
 }
 
-/* ---- after: a token's experts in their order ---- */
+/* ---- launches ---- */
 
-/* Blocks (columns, token), a thread per 4 columns. */
-static __global__ void __launch_bounds__(THREADS) sum_kernel(CudaMoe m, Work w) {
-    grid_wait();
-    int t = (int)blockIdx.y, col = 4 * (int)(blockIdx.x * THREADS + threadIdx.x);
-    if (col >= m.e.hidden)
-        return;
-    float *y = m.y + (size_t)t * (size_t)m.y_ld + col;
-    float sum[4];
-    for (int i = 0; i < 4; i++)
-        sum[i] = col + i < m.e.hidden ? y[i] : 0.0f;
-    for (int k = 0; k < m.k; k++) {
-        int e;
-        if (held_place(m, t, k, &e) < 0)
-            continue;
-        float weight = m.weight[(size_t)t * (size_t)m.weight_ld + k];
-        float4 v = *reinterpret_cast<const float4 *>(
-            w.part + ((size_t)t * m.k + k) * (size_t)w.part_cols + col);
-        sum[0] = fmaf(weight, v.x, sum[0]);
-        sum[1] = fmaf(weight, v.y, sum[1]);
-        sum[2] = fmaf(weight, v.z, sum[2]);
-        sum[3] = fmaf(weight, v.w, sum[3]);
-    }
-    for (int i = 0; i < 4; i++)
-        if (col + i < m.e.hidden)
-            y[i] = sum[i];
+static size_t align_up(size_t n) {
+    return (n + 255) & ~(size_t)255;
 }
 
-/* ---- launches ---- */
+/* Lays out the work; returns its bytes. */
+static size_t place_work(MoeWork *w, const MoeExperts *e, int rows, int k, uint8_t *at) {
+    size_t pairs = (size_t)rows * (size_t)k, used = 0;
+    w->x_cols = e->gate_up.stages * moe_stage_cols(e->dtype);
+    w->act_cols = e->down.stages * moe_stage_cols(e->dtype);
+    w->part_cols = e->down.tiles * MOE_TILE;
+    w->count = (int32_t *)at;
+    w->first = w->count + e->n_experts;
+    used = align_up(2 * (size_t)e->n_experts * sizeof(int32_t));
+    w->pair = (int32_t *)(at + used);
+    used += align_up(pairs * sizeof(int32_t));
+    w->x = (uint16_t *)(at + used);
+    used += align_up((size_t)rows * 2 * (size_t)w->x_cols * sizeof(uint16_t));
+    w->act = (uint16_t *)(at + used);
+    used += align_up(pairs * 2 * (size_t)w->act_cols * sizeof(uint16_t));
+    w->part = (float *)(at + used);
+    return used + align_up(pairs * (size_t)w->part_cols * sizeof(float));
+}
+
+size_t cuda_moe_work_bytes(const MoeExperts *e, int rows, int k) {
+    MoeWork w;
+    return place_work(&w, e, rows, k, NULL);
+}
 
 static Pass pass_over(const MoeMat *mat, const uint16_t *x, int x_cols, bool down) {
     Pass p = {};
@@ -600,7 +400,7 @@ static Pass pass_over(const MoeMat *mat, const uint16_t *x, int x_cols, bool dow
 }
 
 template <Dtype F, int CHUNK>
-static void run_passes(const CudaMoe *m, const Work &w, cudaStream_t stream) {
+static void run_passes(const CudaMoe *m, const MoeWork &w, cudaStream_t stream) {
     size_t smem = sizeof(Smem<CHUNK>) + (size_t)m->e.n_experts * sizeof(Share);
     dim3 grid((unsigned)(m->n_sm * (CHUNK == SMALL_CHUNK ? 2 : 1)));
     launch(pass_kernel<F, CHUNK>, grid, THREADS, smem, stream, true, *m, w,
@@ -609,7 +409,7 @@ static void run_passes(const CudaMoe *m, const Work &w, cudaStream_t stream) {
            pass_over(&m->e.down, w.act, w.act_cols, true));
 }
 
-template <Dtype F> static void run_format(const CudaMoe *m, const Work &w, cudaStream_t stream) {
+template <Dtype F> static void run_format(const CudaMoe *m, const MoeWork &w, cudaStream_t stream) {
     if (m->rows * m->k >= LARGE_FROM * m->e.n_held)
         run_passes<F, LARGE_CHUNK>(m, w, stream);
     else
@@ -617,10 +417,9 @@ template <Dtype F> static void run_format(const CudaMoe *m, const Work &w, cudaS
 }
 
 void cuda_moe(const CudaMoe *m, cudaStream_t stream) {
-    Work w;
+    MoeWork w;
     place_work(&w, &m->e, m->rows, m->k, (uint8_t *)m->work);
-    launch(prepare_kernel, dim3((unsigned)(m->e.n_experts + m->rows)), THREADS,
-           2 * WARPS * sizeof(int), stream, false, *m, w);
+    moe_prepare(m, &w, stream);
     if (m->e.dtype == DT_NVFP4)
         run_format<DT_NVFP4>(m, w, stream);
     else if (m->e.dtype == DT_F8E4M3)
@@ -629,6 +428,5 @@ void cuda_moe(const CudaMoe *m, cudaStream_t stream) {
         run_format<DT_BF16>(m, w, stream);
     else
         run_format<DT_F32>(m, w, stream);
-    unsigned wide = (unsigned)((m->e.hidden + 4 * THREADS - 1) / (4 * THREADS));
-    launch(sum_kernel, dim3(wide, (unsigned)m->rows), THREADS, 0, stream, true, *m, w);
+    moe_sum(m, &w, stream);
 }
