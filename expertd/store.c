@@ -1,116 +1,91 @@
-/* Slices of experts and their computation. The daemon's worker thread is the only one that
- * computes. */
+/* See store.h. */
 #include "expertd/store.h"
 
+#include "base/topo.h"
+#include "expertd/store_checkpoint.h"
+#include "expertd/store_files.h"
+#include "expertd/store_int.h"
+#include "model/expert_file.h"
 #include "model/place.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+/* One of the two holds the experts. */
 struct Store {
     StoreConf conf;
     Shape shape;
-    const Ops *ops;
-    Dev *dev;
-    Experts *layer[SHAPE_MAX_LAYERS]; /* NULL on dense layers */
-    bool *remote;                     /* [layers, n_experts] held here */
-    bool *seen;                       /* [n_experts] by the call that runs */
+    StoreCheckpoint *checkpoint;
+    StoreFiles *files;
+    uint64_t fingerprint, model_id;
+    bool *held; /* [layers, n_experts] */
     int n_held;
-    uint64_t bytes;
-    uint64_t layer_expert_bytes[SHAPE_MAX_LAYERS]; /* of one expert's slice */
+    char format[32];
 };
 
-static int slice(const Store *s, const Weights *w, int layer, int expert, MatView v[3], Err *err) {
-    static const char *const part[3] = {"gate_proj", "up_proj", "down_proj"};
-    int hidden = s->shape.hidden, inner = s->shape.moe_inner, share = inner / s->conf.n_shards,
-        at = share * s->conf.shard;
-    for (int p = 0; p < 3; p++) {
-        char name[160];
-        snprintf(name, sizeof name, "model.layers.%d.mlp.experts.%d.%s", layer, expert, part[p]);
-        int rc =
-            weights_matrix(w, name, p == 2 ? hidden : inner, p == 2 ? inner : hidden, &v[p], err);
-        if (rc)
-            return rc;
-        if (p == 2 && v[p].dtype == DT_NVFP4 && share % NVFP4_GROUP)
-            return err_set(err, E_UNSUPPORTED, "%s: %d columns per shard do not fill groups of %d",
-                           name, share, NVFP4_GROUP);
-        v[p] = p == 2 ? mat_cols(&v[p], at, share) : mat_rows(&v[p], at, share);
+static int n_layers(const Store *s) {
+    return s->shape.n_layers + s->shape.n_mtp;
+}
+
+/* ---- opening ---- */
+
+int store_decide_held(const char *device, const Shape *s, bool **held, Err *err) {
+    int n = (s->n_layers + s->n_mtp) * s->n_experts, left = 0;
+    bool *h;
+    int rc = place_parse(device, s, &h, err);
+    for (int i = 0; i < n && rc == 0; i++)
+        left += h[i] = !h[i];
+    if (rc == 0 && left == 0) {
+        free(h);
+        rc = err_set(err, E_INVAL,
+                     "the callers' devices hold every expert (device = %s): nothing is left to "
+                     "serve",
+                     device);
     }
+    if (rc == 0)
+        *held = h;
+    return rc;
+}
+
+static int open_checkpoint(Store *s, const Weights *w, Err *err) {
+    s->shape = *weights_shape(w);
+    s->fingerprint = weights_fingerprint(w);
+    s->model_id = weights_id(w);
+    snprintf(s->format, sizeof s->format, "checkpoint");
+    return store_checkpoint_open(&s->checkpoint, w, &s->conf, &s->held, err);
+}
+
+/* What a daemon needs to know of the model; the rest of the shape stays 0. */
+static int open_files(Store *s, Err *err) {
+    int rc = store_files_open(&s->files, &s->conf, &s->held, err);
+    if (rc)
+        return rc;
+    const FilesHead *h = store_files_head(s->files);
+    s->shape.n_layers = h->n_layers;
+    s->shape.n_experts = h->n_experts;
+    s->shape.hidden = h->geom.hidden;
+    s->shape.moe_inner = h->geom.inner;
+    for (int l = 0; l < h->first_layer; l++)
+        s->shape.layer_dense[l] = true;
+    s->model_id = h->model_id;
+    expert_file_format(s->format, sizeof s->format, &h->geom);
     return 0;
 }
 
-static int load_layer(Store *s, const Weights *w, int layer, Err *err) {
-    int n = s->shape.n_experts, rc = 0;
-    MatView *v = xcalloc((size_t)n * 3, sizeof *v); /* all gates, all ups, all downs */
-    for (int e = 0; e < n && rc == 0; e++) {
-        MatView one[3];
-        uint64_t bytes = 0;
-        if (!s->remote[layer * n + e])
-            continue;
-        rc = slice(s, w, layer, e, one, err);
-        for (int p = 0; p < 3 && rc == 0; p++) {
-            v[p * n + e] = one[p];
-            bytes += (uint64_t)one[p].rows * dtype_row_bytes(one[p].dtype, one[p].cols);
-        }
-        s->bytes += bytes;
-        s->layer_expert_bytes[layer] = bytes;
-        s->n_held++;
-    }
-    ExpertsView view = {n, v, v + n, v + 2 * n};
-    if (rc == 0)
-        rc = s->ops->experts_load(s->dev, &view, &s->layer[layer], err);
-    free(v);
-    return rc;
-}
-
-static int load_all(Store *s, const Weights *w, Err *err) {
-    int layers = s->shape.n_layers + s->shape.n_mtp, n = s->shape.n_experts;
-    int rc = place_parse(s->conf.device, &s->shape, &s->remote, err);
-    for (int i = 0; i < layers * n && rc == 0; i++)
-        s->remote[i] = !s->remote[i];
-    for (int l = 0; l < layers && rc == 0; l++)
-        if (!s->shape.layer_dense[l])
-            rc = load_layer(s, w, l, err);
-    if (rc == 0 && s->n_held == 0)
-        rc = err_set(
-            err, E_INVAL,
-            "the callers' devices hold every expert (device = %s): nothing is left to serve",
-            s->conf.device);
-    return rc;
-}
-
 int store_open(Store **out, const Weights *w, const StoreConf *conf, Err *err) {
-    const Shape *shape = weights_shape(w);
     if (conf->n_shards < 1 || conf->shard < 0 || conf->shard >= conf->n_shards)
         return err_set(err, E_INVAL, "shard %d of %d: expected 0 to count - 1", conf->shard,
                        conf->n_shards);
-    if (shape->moe_inner % conf->n_shards)
-        return err_set(err, E_UNSUPPORTED,
-                       "moe_intermediate_size %d does not divide into %d shards", shape->moe_inner,
-                       conf->n_shards);
-    const Ops *ops = strcmp(conf->backend, "ref") == 0 ? ops_ref() : ops_cpu(NULL);
-    if (!ops)
-        return err_set(err, E_UNSUPPORTED,
-                       "this processor runs neither AVX2 nor AVX-512; backend = ref works");
     Store *s = xcalloc(1, sizeof *s);
     s->conf = *conf;
-    s->shape = *shape;
-    s->ops = ops;
-    s->seen = xcalloc((size_t)shape->n_experts, sizeof *s->seen);
-    DevConf dc = {.n_ranks = 1,
-                  .threads = conf->threads,
-                  .max_rows = conf->max_rows,
-                  .max_seqs = 1,
-                  .max_context = 1,
-                  .index_topk = 1};
-    int rc = ops->open(&dc, &s->dev, err);
-    if (rc == 0)
-        rc = load_all(s, w, err);
+    int rc = conf->files ? open_files(s, err) : open_checkpoint(s, w, err);
     if (rc) {
         store_close(s);
         return rc;
     }
+    for (int i = 0; i < n_layers(s) * s->shape.n_experts; i++)
+        s->n_held += s->held[i];
     *out = s;
     return 0;
 }
@@ -118,17 +93,36 @@ int store_open(Store **out, const Weights *w, const StoreConf *conf, Err *err) {
 void store_close(Store *s) {
     if (!s)
         return;
-    for (int l = 0; l < SHAPE_MAX_LAYERS; l++)
-        if (s->layer[l])
-            s->ops->experts_free(s->dev, s->layer[l]);
-    s->ops->close(&s->dev, 1);
-    free(s->remote);
-    free(s->seen);
+    store_checkpoint_close(s->checkpoint);
+    store_files_close(s->files);
+    free(s->held);
     free(s);
 }
 
+/* ---- facts ---- */
+
+const Shape *store_shape(const Store *s) {
+    return &s->shape;
+}
+
+uint64_t store_fingerprint(const Store *s) {
+    return s->fingerprint;
+}
+
+uint64_t store_model_id(const Store *s) {
+    return s->model_id;
+}
+
+const char *store_format(const Store *s) {
+    return s->format;
+}
+
+const char *store_kernel(const Store *s) {
+    return s->files ? iq_isa_name(store_files_isa(s->files)) : store_ops(s)->name;
+}
+
 const Ops *store_ops(const Store *s) {
-    return s->ops;
+    return s->checkpoint ? store_checkpoint_ops(s->checkpoint) : NULL;
 }
 
 int store_n_experts(const Store *s) {
@@ -136,38 +130,35 @@ int store_n_experts(const Store *s) {
 }
 
 uint64_t store_weight_bytes(const Store *s) {
-    return s->bytes;
+    return s->files ? store_files_bytes(s->files) : store_checkpoint_bytes(s->checkpoint);
+}
+
+const NodeMem *store_memory(const Store *s) {
+    return s->files ? store_files_memory(s->files) : NULL;
 }
 
 bool store_holds(const Store *s, int layer, int expert) {
-    return layer >= 0 && layer < s->shape.n_layers + s->shape.n_mtp && expert >= 0 &&
-           expert < s->shape.n_experts && s->remote[layer * s->shape.n_experts + expert];
+    return layer >= 0 && layer < n_layers(s) && expert >= 0 && expert < s->shape.n_experts &&
+           s->held[layer * s->shape.n_experts + expert];
 }
 
-/* The distinct experts of a call and what their slices weigh. */
-static StoreWork weigh(Store *s, int layer, const int32_t *id, int n) {
-    StoreWork work = {0};
-    memset(s->seen, 0, (size_t)s->shape.n_experts * sizeof *s->seen);
-    for (int i = 0; i < n; i++)
-        if (id[i] >= 0 && !s->seen[id[i]]) {
-            s->seen[id[i]] = true;
-            work.n_experts++;
-        }
-    work.bytes = (uint64_t)work.n_experts * s->layer_expert_bytes[layer];
-    return work;
+/* ---- work ---- */
+
+int store_pin_caller(const Store *s, Err *err) {
+    Topo *topo;
+    if (!s->files || !s->conf.pin)
+        return 0;
+    int rc = topo_open(&topo, err);
+    if (rc)
+        return rc;
+    rc = topo_pin_core(topo, s->conf.node, 0, err);
+    topo_close(topo);
+    return rc;
 }
 
 StoreWork store_compute(Store *s, int layer, int n, int k, const float *x, const int32_t *id,
                         const float *weight, float *y, void (*between)(void *arg), void *arg) {
-    int hidden = s->shape.hidden;
-    (void)between; /* a call of this format runs in one piece */
-    (void)arg;
-    CHECK(n >= 1 && n <= s->conf.max_rows && s->layer[layer]);
-    memset(y, 0, (size_t)n * (size_t)hidden * sizeof *y);
-    Tensor ty = {y, DT_F32, n, hidden, hidden, true};
-    Tensor tx = {(void *)x, DT_F32, n, hidden, hidden, true};
-    Tensor tid = {(void *)id, DT_I32, n, k, k, true};
-    Tensor tw = {(void *)weight, DT_F32, n, k, k, true};
-    s->ops->experts(s->dev, ty, tx, tid, tw, s->layer[layer]);
-    return weigh(s, layer, id, n * k);
+    CHECK(n >= 1 && n <= s->conf.max_rows && layer >= 0 && layer < n_layers(s));
+    return s->files ? store_files_compute(s->files, layer, n, k, x, id, weight, y, between, arg)
+                    : store_checkpoint_compute(s->checkpoint, layer, n, k, x, id, weight, y);
 }

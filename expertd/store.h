@@ -1,8 +1,10 @@
-/* The experts that this daemon holds: its slice of each, on a host device of its own. Opened on the
- * loop thread, used by the worker thread. */
+/* The experts that this daemon holds, its slice of each, and their computation: from a checkpoint
+ * in its own format, or from expert files in the integer format. Opened on the loop thread; the
+ * daemon's worker thread is the only one that computes. */
 #pragma once
 
 #include "base/err.h"
+#include "expertd/node_mem.h"
 #include "kernels/ops.h"
 #include "model/weights.h"
 
@@ -11,25 +13,41 @@ typedef struct Store Store;
 /* Calls of at most so many rows may run inside of a larger one. */
 enum { STORE_SMALL_ROWS = 64 };
 
+/* Borrowed for the life of the store. */
 typedef struct StoreConf {
-    const char *backend; /* "cpu" or "ref" */
+    const char *files;   /* directory of expert files; NULL: a checkpoint */
+    const char *backend; /* checkpoint: "cpu" or "ref" */
     const char *device;  /* what the callers keep on their devices ("none", "8", ...): the store
                             holds the rest */
     int shard, n_shards; /* slice of the inner dimension of each expert */
-    int threads;         /* 0: all physical cores allowed */
+    int threads;         /* checkpoint: 0: all physical cores allowed; files: at least 1 */
+    int node;            /* NUMA node of memory and threads; -1: any */
+    bool pin;            /* files: threads to physical cores */
+    bool lock;           /* files: weights locked into memory */
     int max_rows;        /* tokens per call */
 } StoreConf;
 
-/* w must outlive the store. E_UNSUPPORTED when the slices do not fit the model's dimensions. */
+/* w is the checkpoint, which must outlive the store; NULL with conf->files. E_UNSUPPORTED when the
+ * slices do not fit the model's dimensions. */
 int store_open(Store **out, const Weights *w, const StoreConf *conf, Err *err);
 void store_close(Store *s);
 
-const Ops *store_ops(const Store *s);        /* the backend taken */
+/* Hidden size, layers, experts and which layers are dense; of expert files nothing else. */
+const Shape *store_shape(const Store *s);
+uint64_t store_fingerprint(const Store *s);  /* of the checkpoint; 0 with files */
+uint64_t store_model_id(const Store *s);     /* weights_id */
+const char *store_format(const Store *s);    /* "checkpoint", "int4-g128-f16", ... */
+const char *store_kernel(const Store *s);    /* what computes: "cpu-avx512", "amx", ... */
+const Ops *store_ops(const Store *s);        /* checkpoint: the backend taken; NULL with files */
 int store_n_experts(const Store *s);         /* held, over all layers */
 uint64_t store_weight_bytes(const Store *s); /* of the slices as stored */
+const NodeMem *store_memory(const Store *s); /* with files; else NULL */
 
 /* Whether (layer, expert) is held. Any values may be asked. */
 bool store_holds(const Store *s, int layer, int expert);
+
+/* Pins the calling thread, the one that will compute, as the first of the compute threads. */
+int store_pin_caller(const Store *s, Err *err);
 
 /* What one call did. */
 typedef struct StoreWork {

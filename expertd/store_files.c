@@ -1,0 +1,264 @@
+/* See store_files.h. Compute threads are pinned to the physical cores of the node, one each; thread
+ * 0 is the worker, which store_pin_caller pins. */
+#include "expertd/store_files.h"
+
+#include "base/topo.h"
+#include "expertd/store_int.h"
+#include "model/expert_file.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { READERS = 16, SPIN_US = 2000 };
+
+struct StoreFiles {
+    const StoreConf *conf; /* the caller's */
+    FilesHead head;
+    ExpertFile *file[SHAPE_MAX_LAYERS]; /* only while loading */
+    Topo *topo;
+    NodeMem memory;
+    uint64_t bytes;
+    const uint8_t **expert; /* [n_layers, n_experts] slice, NULL: not held */
+    IqRun *small, *large;   /* calls of at most STORE_SMALL_ROWS rows, and others */
+};
+
+static int n_units(const StoreFiles *f) {
+    return iq_units(&f->head.geom) / f->conf->n_shards;
+}
+
+static size_t slice_bytes(const StoreFiles *f) {
+    return (size_t)n_units(f) * iq_unit_bytes(&f->head.geom);
+}
+
+/* ---- what the files say ---- */
+
+static int check_same(const FilesHead *h, const ExpertHead *one, int layer, Err *err) {
+    const char *what = one->model_id != h->model_id                        ? "model"
+                       : memcmp(&one->geom, &h->geom, sizeof h->geom) != 0 ? "geometry"
+                       : one->n_experts != h->n_experts                    ? "number of experts"
+                       : one->n_layers != h->n_layers                      ? "number of layers"
+                                                                           : NULL;
+    if (what)
+        return err_set(err, E_MISMATCH, "layer %d is of another %s than layer %d", layer, what,
+                       h->first_layer);
+    if (one->layer != layer)
+        return err_set(err, E_MISMATCH, "the file of layer %d holds layer %d", layer, one->layer);
+    return 0;
+}
+
+static int open_layer(StoreFiles *f, int layer, Err *err) {
+    char path[4096];
+    expert_file_path(path, sizeof path, f->conf->files, layer);
+    int rc = expert_file_open(&f->file[layer], path, err);
+    if (rc)
+        return rc;
+    const ExpertHead *one = expert_file_head(f->file[layer]);
+    if (f->head.n_layers == 0)
+        f->head = (FilesHead){one->geom, one->n_experts, one->n_layers, layer, one->model_id};
+    rc = check_same(&f->head, one, layer, err);
+    return rc ? err_wrap(err, "%s", path) : 0;
+}
+
+/* The first file decides; from its layer to the model's last one none may be missing. */
+static int open_all(StoreFiles *f, Err *err) {
+    int layer = 0, rc = E_NOTFOUND;
+    for (; layer < SHAPE_MAX_LAYERS && rc == E_NOTFOUND; layer++)
+        rc = open_layer(f, layer, err);
+    if (rc == E_NOTFOUND)
+        return err_set(err, E_NOTFOUND, "%s: no expert files", f->conf->files);
+    if (rc == 0 && f->head.n_layers > SHAPE_MAX_LAYERS)
+        rc = err_set(err, E_UNSUPPORTED, "%s: %d layers, at most %d are supported", f->conf->files,
+                     f->head.n_layers, SHAPE_MAX_LAYERS);
+    for (; rc == 0 && layer < f->head.n_layers; layer++)
+        rc = open_layer(f, layer, err);
+    return rc;
+}
+
+static int check_shards(const StoreFiles *f, Err *err) {
+    int units = iq_units(&f->head.geom);
+    if (units % f->conf->n_shards == 0)
+        return 0;
+    return err_set(err, E_UNSUPPORTED,
+                   "%d shards: an expert of %d inner channels in groups of %d has %d units, which "
+                   "do not divide into %d",
+                   f->conf->n_shards, f->head.geom.inner, f->head.geom.group, units,
+                   f->conf->n_shards);
+}
+
+static int decide_held(StoreFiles *f, bool **held, Err *err) {
+    Shape s = {.n_layers = f->head.n_layers, .n_experts = f->head.n_experts};
+    for (int l = 0; l < f->head.first_layer; l++)
+        s.layer_dense[l] = true;
+    int rc = store_decide_held(f->conf->device, &s, held, err);
+    for (int i = 0; i < s.n_layers * s.n_experts && rc == 0; i++)
+        f->bytes += (*held)[i] ? slice_bytes(f) : 0;
+    return rc;
+}
+
+/* ---- loading ---- */
+
+static int admit(const StoreFiles *f, Err *err) {
+    char what[256];
+    uint64_t left = node_mem_available("", f->conf->node, what, sizeof what);
+    if (f->bytes <= left)
+        return 0;
+    return err_set(err, E_NOMEM,
+                   "the slice has %.1f GiB (%d experts of %.2f MiB), %s has %.1f GiB left",
+                   (double)f->bytes / (1u << 30), (int)(f->bytes / slice_bytes(f)),
+                   (double)slice_bytes(f) / (1 << 20), what, (double)left / (1u << 30));
+}
+
+typedef struct Load {
+    StoreFiles *f;
+    _Atomic int next; /* index into expert */
+    _Atomic int rc;   /* of the first failure */
+    Err err;          /* by who set rc */
+} Load;
+
+/* Reads slices straight into their place; the reading thread is the first to touch it. */
+static void *load_thread(void *arg) {
+    Load *l = arg;
+    StoreFiles *f = l->f;
+    int n = f->head.n_layers * f->head.n_experts, units = n_units(f), none = 0;
+    for (int i; (i = atomic_fetch_add(&l->next, 1)) < n && !l->rc;) {
+        Err err = {0};
+        if (!f->expert[i])
+            continue;
+        int rc = expert_file_read(f->file[i / f->head.n_experts], i % f->head.n_experts,
+                                  f->conf->shard * units, units, (void *)f->expert[i], &err);
+        if (rc && atomic_compare_exchange_strong(&l->rc, &none, rc))
+            l->err = err;
+    }
+    return NULL;
+}
+
+static int load_all(StoreFiles *f, const bool *held, Err *err) {
+    int n = f->head.n_layers * f->head.n_experts, started = 0;
+    const uint8_t *at = f->memory.at;
+    f->expert = xcalloc((size_t)n, sizeof *f->expert);
+    for (int i = 0; i < n; i++)
+        if (held[i]) {
+            f->expert[i] = at;
+            at += slice_bytes(f);
+        }
+    Load l = {.f = f};
+    pthread_t id[READERS];
+    while (started < READERS - 1 && started < f->conf->threads - 1 &&
+           pthread_create(&id[started], NULL, load_thread, &l) == 0)
+        started++;
+    load_thread(&l);
+    for (int i = 0; i < started; i++)
+        pthread_join(id[i], NULL);
+    if (l.rc && err)
+        *err = l.err;
+    return l.rc;
+}
+
+static void close_files(StoreFiles *f) {
+    for (int i = 0; i < SHAPE_MAX_LAYERS; i++) {
+        expert_file_close(f->file[i]);
+        f->file[i] = NULL;
+    }
+}
+
+/* ---- threads ---- */
+
+/* A thread that cannot be pinned would run somewhere else than where its memory is. */
+static void on_thread(void *arg, int thread) {
+    const StoreFiles *f = arg;
+    Err err = {0};
+    CHECK(topo_pin_core(f->topo, f->conf->node, thread, &err) == 0);
+}
+
+static int open_runs(StoreFiles *f, Err *err) {
+    IqRunConf c = {.geom = f->head.geom,
+                   .n_units = n_units(f),
+                   .n_experts = f->head.n_experts,
+                   .max_rows = f->conf->max_rows,
+                   .max_k = SHAPE_MAX_TOPK_EXPERTS,
+                   .threads = f->conf->threads,
+                   .spin_us = SPIN_US,
+                   .on_thread = f->conf->pin ? on_thread : NULL,
+                   .arg = f};
+    if (c.max_rows > STORE_SMALL_ROWS)
+        c.max_rows = STORE_SMALL_ROWS;
+    int rc = iq_run_open(&f->small, &c, err);
+    c.max_rows = f->conf->max_rows;
+    if (rc == 0 && c.max_rows > STORE_SMALL_ROWS)
+        rc = iq_run_open(&f->large, &c, err);
+    return rc;
+}
+
+/* ---- life ---- */
+
+int store_files_open(StoreFiles **out, const StoreConf *conf, bool **held, Err *err) {
+    StoreFiles *f = xcalloc(1, sizeof *f);
+    bool *mine = NULL;
+    f->conf = conf;
+    int rc = topo_open(&f->topo, err);
+    if (rc == 0)
+        rc = open_all(f, err);
+    if (rc == 0)
+        rc = check_shards(f, err);
+    if (rc == 0)
+        rc = decide_held(f, &mine, err);
+    if (rc == 0)
+        rc = admit(f, err);
+    if (rc == 0)
+        rc = node_mem_new(&f->memory, f->bytes, conf->node, err);
+    if (rc == 0)
+        rc = load_all(f, mine, err);
+    if (rc == 0 && conf->lock)
+        rc = node_mem_lock(&f->memory, err);
+    if (rc == 0)
+        rc = open_runs(f, err);
+    close_files(f);
+    if (rc) {
+        free(mine);
+        store_files_close(f);
+        return rc;
+    }
+    *held = mine;
+    *out = f;
+    return 0;
+}
+
+void store_files_close(StoreFiles *f) {
+    if (!f)
+        return;
+    close_files(f);
+    iq_run_close(f->small);
+    iq_run_close(f->large);
+    node_mem_free(&f->memory);
+    free(f->expert);
+    topo_close(f->topo);
+    free(f);
+}
+
+const FilesHead *store_files_head(const StoreFiles *f) {
+    return &f->head;
+}
+
+uint64_t store_files_bytes(const StoreFiles *f) {
+    return f->bytes;
+}
+
+const NodeMem *store_files_memory(const StoreFiles *f) {
+    return &f->memory;
+}
+
+IqIsa store_files_isa(const StoreFiles *f) {
+    return iq_run_isa(f->small);
+}
+
+StoreWork store_files_compute(StoreFiles *f, int layer, int n, int k, const float *x,
+                              const int32_t *id, const float *weight, float *y,
+                              void (*between)(void *arg), void *arg) {
+    IqRun *run = n <= STORE_SMALL_ROWS ? f->small : f->large;
+    IqWork w = iq_run(run, f->expert + (size_t)layer * (size_t)f->head.n_experts, n, k, x, id,
+                      weight, y, between, arg);
+    return (StoreWork){w.n_experts, w.bytes};
+}

@@ -1,0 +1,34 @@
+/* Experts from expert files: this shard's slice of every MoE layer in memory of the node, and their
+ * computation. Internal to store; opened on the loop thread, used by the worker thread. */
+#pragma once
+
+#include "expertd/node_mem.h"
+#include "expertd/store.h"
+#include "kernels/cpu/iq_run.h"
+
+typedef struct StoreFiles StoreFiles;
+
+/* What the files of a directory say together. */
+typedef struct FilesHead {
+    IqGeom geom;
+    int n_experts, n_layers,
+        first_layer; /* the layers with experts are first_layer .. n_layers - 1 */
+    uint64_t model_id;
+} FilesHead;
+
+/* Opens all files of conf->files, which must be of one model and geometry and leave no layer out,
+ * checks that the slice fits the memory that is left, reads it and checks its hashes.
+ * held[n_layers, n_experts] is allocated and the caller's. Errors name file, layer or the numbers.
+ */
+int store_files_open(StoreFiles **out, const StoreConf *conf, bool **held, Err *err);
+void store_files_close(StoreFiles *f);
+
+const FilesHead *store_files_head(const StoreFiles *f);
+uint64_t store_files_bytes(const StoreFiles *f);
+const NodeMem *store_files_memory(const StoreFiles *f);
+IqIsa store_files_isa(const StoreFiles *f);
+
+/* As store_compute. */
+StoreWork store_files_compute(StoreFiles *f, int layer, int n, int k, const float *x,
+                              const int32_t *id, const float *weight, float *y,
+                              void (*between)(void *arg), void *arg);
