@@ -25,6 +25,7 @@ enum { HIDDEN = 6144, INNER = 2048, EXPERTS = 256, K = 8, MOE_LAYERS = 75, MAX_R
 
 static Topo *topo;
 static int n_layers = 8, rounds = 40, max_threads, least_threads;
+static IqIsa best_isa;
 static IqGeom geom = {HIDDEN, INNER, 4, 128, IQ_SCALE_F16};
 static int n_units;
 static size_t slice_bytes; /* of one expert */
@@ -247,6 +248,7 @@ static IqRun *run_of(int threads) {
                       .max_rows = MAX_ROWS,
                       .max_k = K,
                       .threads = threads,
+                      .best = best_isa,
                       .spin_us = 2000,
                       .on_thread = pin};
     IqRun *r;
@@ -337,7 +339,7 @@ int main(int argc, char **argv) {
         else if (c == 'r' && v > 0)
             rounds = v;
         else if (c == 'i' && v < IQ_N_ISA)
-            iq_isa_limit((IqIsa)v);
+            best_isa = (IqIsa)v;
         else
             return 2;
     }

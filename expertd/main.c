@@ -1,11 +1,13 @@
 /* baton-expertd: start, wiring and end. The loop thread owns everything but the computation, which
  * serve's worker does. */
 #include "expertd/serve.h"
+#include "expertd/speed.h"
 
 #include "base/clock.h"
 #include "base/conf.h"
 #include "base/life.h"
 #include "base/log.h"
+#include "base/stat.h"
 #include "base/topo.h"
 #include "model/selftest.h"
 #include "proto/hello.h"
@@ -14,8 +16,10 @@
 #include <stdlib.h>
 
 typedef struct Opts {
-    char *name, *endpoint, *dir, *device, *backend, *admin_host;
+    char *name, *endpoint, *dir, *files, *device, *backend, *admin_host;
     int64_t shard, n_shards, threads, node, max_rows, admin_port, drain_ms;
+    double min_fraction;
+    bool strict_speed, require_node, lock, oversubscribe;
     int log_level;
 } Opts;
 
@@ -24,13 +28,14 @@ typedef struct App {
     uint64_t generation;
     Loop *loop;
     Weights *weights;
-    Baton__Hello hello; /* borrows from opts */
+    Baton__Hello hello; /* borrows from opts and store, but for held */
     Store *store;
     Serve *serve;
     BusServer *bus;
     Life *life;
     LoopTimer *drain_watch;
     bool draining;
+    bool pin; /* there is a physical core for each compute thread */
 } App;
 
 static const LogLevel LEVELS[] = {LOG_LV_ERR, LOG_LV_WARN, LOG_LV_INFO, LOG_LV_DEBUG};
@@ -48,7 +53,11 @@ static const ConfOpt OPTIONS[] = {
         "Name of this instance, unique among its kind."),
     ROW("service", "endpoint", CONF_STR, "tcp://127.0.0.1:7111", endpoint,
         "Where prefill and decode connect: tcp://HOST:PORT or ipc://PATH."),
-    ROW("model", "dir", CONF_STR, NULL, dir, "Checkpoint directory."),
+    ROW("model", "dir", CONF_STR, "", dir,
+        "Checkpoint directory, for experts in its own format; either this or [experts] files."),
+    ROW("experts", "files", CONF_STR, "", files,
+        "Directory of expert files that `baton pack` made: 4 or 8 bits, computed with AMX, AVX-512 "
+        "VNNI or AVX2. No checkpoint is needed then."),
     ROW("experts", "device", CONF_STR, "none", device,
         "What prefill and decode keep on their devices, as their [experts] resident; this daemon "
         "holds the rest."),
@@ -58,7 +67,17 @@ static const ConfOpt OPTIONS[] = {
           "Into how many slices the experts are cut: the number of daemons."),
     RANGE("experts", "max_rows", CONF_INT, "512", 1, 8192, max_rows,
           "Tokens in one call; callers cut larger ones."),
-    ROW("engine", "backend", CONF_STR, "cpu", backend, "\"cpu\", or \"ref\" for plain C."),
+    RANGE("experts", "min_fraction", CONF_REAL, "0.5", 0, 1, min_fraction,
+          "Files: below this fraction of the memory's measured bandwidth the daemon warns."),
+    ROW("experts", "strict_speed", CONF_BOOL, "no", strict_speed,
+        "Files: below min_fraction the daemon does not start."),
+    ROW("experts", "require_node", CONF_BOOL, "no", require_node,
+        "Files: memory that is not all on [engine] node is an error."),
+    ROW("experts", "lock", CONF_BOOL, "no", lock, "Files: locks the weights into memory."),
+    ROW("engine", "backend", CONF_STR, "cpu", backend,
+        "Checkpoint: \"cpu\", or \"ref\" for plain C."),
+    ROW("engine", "oversubscribe", CONF_BOOL, "no", oversubscribe,
+        "Files: more threads than physical cores are allowed; they are not pinned then."),
     RANGE("engine", "threads", CONF_INT, "0", 0, 1024, threads,
           "Compute threads; 0: the physical cores of the node that the process may use."),
     RANGE("engine", "node", CONF_INT, "-1", -1, 1023, node,
@@ -147,19 +166,32 @@ static void on_abort(void *arg) {
 
 /* ---- start ---- */
 
+static void fill_held(App *a) {
+    const Shape *s = store_shape(a->store);
+    int n = (s->n_layers + s->n_mtp) * s->n_experts;
+    a->hello.held.len = (size_t)(n + 7) / 8;
+    a->hello.held.data = xcalloc(a->hello.held.len, 1);
+    for (int i = 0; i < n; i++)
+        if (store_holds(a->store, i / s->n_experts, i % s->n_experts))
+            a->hello.held.data[i / 8] |= (uint8_t)(1 << i % 8);
+}
+
 static void fill_hello(App *a) {
-    const Shape *s = weights_shape(a->weights);
+    const Shape *s = store_shape(a->store);
     baton__hello__init(&a->hello);
     a->hello.protocol = PROTOCOL_VERSION;
     a->hello.role = BATON__ROLE__ROLE_EXPERTD;
     a->hello.name = a->opts.name;
     a->hello.generation = a->generation;
-    a->hello.fingerprint = weights_fingerprint(a->weights);
+    a->hello.fingerprint = store_fingerprint(a->store);
+    a->hello.model_id = store_model_id(a->store);
+    a->hello.expert_format = (char *)store_format(a->store);
     a->hello.hidden = (uint32_t)s->hidden;
     a->hello.n_experts = (uint32_t)s->n_experts;
     a->hello.shard = (uint32_t)a->opts.shard;
     a->hello.n_shards = (uint32_t)a->opts.n_shards;
     a->hello.max_rows = (uint32_t)a->opts.max_rows;
+    fill_held(a);
 }
 
 /* Binds this thread, and so the threads it starts, to the node; and counts its cores when the
@@ -169,39 +201,118 @@ static int bind_node(App *a, Err *err) {
     int rc = topo_open(&topo, err);
     if (rc)
         return rc;
+    int cores = topo_n_cores(topo, (int)a->opts.node);
     if (a->opts.node >= 0)
         rc = topo_bind_node(topo, (int)a->opts.node, err);
     if (a->opts.threads == 0)
-        a->opts.threads = topo_n_cores(topo, (int)a->opts.node);
+        a->opts.threads = cores;
+    if (rc == 0 && a->opts.threads > cores && *a->opts.files && !a->opts.oversubscribe)
+        rc = err_set(err, E_INVAL,
+                     "[engine] threads is %d, this process may use %d physical cores of the node: "
+                     "hardware threads and other nodes make it slower (oversubscribe = yes allows "
+                     "it)",
+                     (int)a->opts.threads, cores);
+    a->pin = a->opts.threads <= cores;
     topo_close(topo);
     return rc;
+}
+
+/* What the memory really is, never what was asked for. */
+static int report_memory(App *a, Err *err) {
+    const NodeMem *m = store_memory(a->store);
+    int node = (int)a->opts.node;
+    NodeMemReport r = node_mem_report(m, node);
+    double gib = 1u << 30;
+    LOG_INFO("memory: %.2f GiB, %.2f GiB in huge pages%s, %.2f GiB on node %d, %s%s",
+             (double)m->bytes / gib, (double)r.huge_bytes / gib, m->reserved ? " (reserved)" : "",
+             (double)r.local_bytes / gib, r.node, m->bound ? "bound" : "not bound",
+             *m->unbound ? m->unbound : "");
+    stat_set(stat_gauge("baton_expert_huge_bytes", "", "Weights in huge pages."),
+             (double)r.huge_bytes);
+    stat_set(stat_gauge("baton_expert_local_bytes", "", "Weights on the configured NUMA node."),
+             (double)r.local_bytes);
+    if (node >= 0 && *m->unbound)
+        LOG_WARN("memory is not bound to node %d: %s", node, m->unbound);
+    if (a->opts.require_node && node >= 0 && r.local_bytes < m->bytes)
+        return err_set(err, E_MISMATCH,
+                       "%.2f of %.2f GiB are on node %d, and [experts] require_node is set",
+                       (double)r.local_bytes / gib, (double)m->bytes / gib, node);
+    return 0;
+}
+
+static int report_speed(App *a, Err *err) {
+    Speed v = speed_measure(a->store);
+    double fraction = v.memory_gb_per_s > 0 ? v.kernel_gb_per_s / v.memory_gb_per_s : 0;
+    LOG_INFO("speed: memory %.1f GB/s, experts %.1f GB/s (%.0f %%), %.0f us per layer of one token",
+             v.memory_gb_per_s, v.kernel_gb_per_s, fraction * 100, v.layer_us);
+    if (v.in_cache) {
+        LOG_INFO("the slice fits in the cache: its speed says nothing about memory");
+        return 0;
+    }
+    LOG_INFO("expected %.1f tok/s at 1 stream from this shard (%.2f GB per token), measured %.1f",
+             v.expected_tok_per_s, v.token_bytes / 1e9, v.measured_tok_per_s);
+    if (fraction >= a->opts.min_fraction)
+        return 0;
+    if (a->opts.strict_speed)
+        return err_set(err, E_LIMIT,
+                       "experts reach %.2f of the memory's bandwidth, [experts] min_fraction is "
+                       "%.2f",
+                       fraction, a->opts.min_fraction);
+    LOG_WARN("SLOW: experts reach %.2f of the memory's bandwidth, less than %.2f: look for other "
+             "load on the cores, too few threads (%d), memory without huge pages or on another "
+             "node",
+             fraction, a->opts.min_fraction, (int)a->opts.threads);
+    return 0;
+}
+
+static int open_store(App *a, Err *err) {
+    const Opts *o = &a->opts;
+    if (!*o->files == !*o->dir)
+        return err_set(err, E_INVAL, "expected one of [model] dir and [experts] files, got %s",
+                       *o->dir ? "both" : "neither");
+    int rc = bind_node(a, err);
+    if (rc == 0 && *o->dir)
+        rc = weights_open(&a->weights, o->dir, err);
+    StoreConf conf = {.files = *o->files ? o->files : NULL,
+                      .backend = o->backend,
+                      .device = o->device,
+                      .shard = (int)o->shard,
+                      .n_shards = (int)o->n_shards,
+                      .threads = (int)o->threads,
+                      .node = (int)o->node,
+                      .pin = a->pin,
+                      .lock = o->lock,
+                      .max_rows = (int)o->max_rows};
+    return rc ? rc : store_open(&a->store, a->weights, &conf, err);
+}
+
+/* What was loaded is tried before it serves. */
+static int try_store(App *a, Err *err) {
+    if (store_ops(a->store))
+        return selftest_run(store_ops(a->store), store_shape(a->store), DT_F32, err);
+    int rc = store_selftest(a->store, err);
+    if (rc == 0)
+        rc = report_memory(a, err);
+    return rc ? rc : report_speed(a, err);
 }
 
 static int start_store(App *a, Err *err) {
     const Opts *o = &a->opts;
     int64_t begin = clock_now_ms();
-    int rc = bind_node(a, err);
-    if (rc == 0)
-        rc = weights_open(&a->weights, o->dir, err);
-    StoreConf conf = {.backend = o->backend,
-                      .device = o->device,
-                      .shard = (int)o->shard,
-                      .n_shards = (int)o->n_shards,
-                      .threads = (int)o->threads,
-                      .max_rows = (int)o->max_rows};
-    if (rc == 0)
-        rc = store_open(&a->store, a->weights, &conf, err);
-    if (rc == 0)
-        rc = selftest_run(store_ops(a->store), weights_shape(a->weights), DT_F32, err);
+    int rc = open_store(a, err);
     if (rc)
         return rc;
     fill_hello(a);
-    LOG_INFO(
-        "%s: shard %d of %d, %d experts, %.1f MiB, %s, %d threads, loaded and tested in %lld ms",
-        o->dir, (int)o->shard, (int)o->n_shards, store_n_experts(a->store),
-        (double)store_weight_bytes(a->store) / (1 << 20), store_ops(a->store)->name,
-        (int)o->threads, (long long)(clock_now_ms() - begin));
-    return serve_open(&a->serve, a->loop, a->store, weights_shape(a->weights), (int)o->max_rows,
+    LOG_INFO("%s: shard %d of %d, %d experts, %.1f MiB, %s, %s, %d threads%s, loaded in %lld ms",
+             *o->files ? o->files : o->dir, (int)o->shard, (int)o->n_shards,
+             store_n_experts(a->store), (double)store_weight_bytes(a->store) / (1 << 20),
+             store_format(a->store), store_kernel(a->store), (int)o->threads,
+             *o->files && !a->pin ? " (more than cores, not pinned)" : "",
+             (long long)(clock_now_ms() - begin));
+    rc = try_store(a, err);
+    if (rc)
+        return rc;
+    return serve_open(&a->serve, a->loop, a->store, store_shape(a->store), (int)o->max_rows,
                       a->generation, err);
 }
 
@@ -236,6 +347,7 @@ static void stop(App *a) {
     loop_free(a->loop);
     store_close(a->store);
     weights_close(a->weights);
+    free(a->hello.held.data);
     conf_free(&CONF, &a->opts);
 }
 

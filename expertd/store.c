@@ -64,6 +64,7 @@ static int open_files(Store *s, Err *err) {
     const FilesHead *h = store_files_head(s->files);
     s->shape.n_layers = h->n_layers;
     s->shape.n_experts = h->n_experts;
+    s->shape.n_active = h->n_active;
     s->shape.hidden = h->geom.hidden;
     s->shape.moe_inner = h->geom.inner;
     for (int l = 0; l < h->first_layer; l++)
@@ -133,6 +134,10 @@ uint64_t store_weight_bytes(const Store *s) {
     return s->files ? store_files_bytes(s->files) : store_checkpoint_bytes(s->checkpoint);
 }
 
+StoreFiles *store_files(Store *s) {
+    return s->files;
+}
+
 const NodeMem *store_memory(const Store *s) {
     return s->files ? store_files_memory(s->files) : NULL;
 }
@@ -143,6 +148,10 @@ bool store_holds(const Store *s, int layer, int expert) {
 }
 
 /* ---- work ---- */
+
+int store_selftest(Store *s, Err *err) {
+    return store_files_selftest(s->files, err);
+}
 
 int store_pin_caller(const Store *s, Err *err) {
     Topo *topo;

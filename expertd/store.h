@@ -46,6 +46,10 @@ const NodeMem *store_memory(const Store *s); /* with files; else NULL */
 /* Whether (layer, expert) is held. Any values may be asked. */
 bool store_holds(const Store *s, int layer, int expert);
 
+/* With files: what was chosen to compute against plain C, on the first loaded expert. They differ
+ * in SiLU's last bit, and so now and then in one activation's code. E_MISMATCH says by how much. */
+int store_selftest(Store *s, Err *err);
+
 /* Pins the calling thread, the one that will compute, as the first of the compute threads. */
 int store_pin_caller(const Store *s, Err *err);
 

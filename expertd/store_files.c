@@ -6,13 +6,14 @@
 #include "expertd/store_int.h"
 #include "model/expert_file.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { READERS = 16, SPIN_US = 2000 };
+enum { READERS = 16, SPIN_US = 2000, READ_SLICES = 1024 };
 
 struct StoreFiles {
     const StoreConf *conf; /* the caller's */
@@ -22,6 +23,7 @@ struct StoreFiles {
     NodeMem memory;
     uint64_t bytes;
     const uint8_t **expert; /* [n_layers, n_experts] slice, NULL: not held */
+    int read_at;            /* where the next reading begins, an index into expert */
     IqRun *small, *large;   /* calls of at most STORE_SMALL_ROWS rows, and others */
 };
 
@@ -57,7 +59,8 @@ static int open_layer(StoreFiles *f, int layer, Err *err) {
         return rc;
     const ExpertHead *one = expert_file_head(f->file[layer]);
     if (f->head.n_layers == 0)
-        f->head = (FilesHead){one->geom, one->n_experts, one->n_layers, layer, one->model_id};
+        f->head = (FilesHead){one->geom,     one->n_experts, one->n_active,
+                              one->n_layers, layer,          one->model_id};
     rc = check_same(&f->head, one, layer, err);
     return rc ? err_wrap(err, "%s", path) : 0;
 }
@@ -252,6 +255,67 @@ const NodeMem *store_files_memory(const StoreFiles *f) {
 
 IqIsa store_files_isa(const StoreFiles *f) {
     return iq_run_isa(f->small);
+}
+
+/* ---- self-test ---- */
+
+enum { TEST_ROWS = 8 }; /* enough for tiles */
+
+static double largest_difference(const float *a, const float *b, int n) {
+    double most = 0, top = 0;
+    for (int i = 0; i < n; i++) {
+        double d = fabs((double)a[i] - (double)b[i]);
+        most = d > most || isnan(d) ? d : most;
+        top = fabs((double)b[i]) > top ? fabs((double)b[i]) : top;
+    }
+    return top > 0 ? most / top : most;
+}
+
+int store_files_selftest(StoreFiles *f, Err *err) {
+    const FilesHead *h = &f->head;
+    int hidden = h->geom.hidden, first = 0;
+    IqRunConf c = {.geom = h->geom,
+                   .n_units = n_units(f),
+                   .n_experts = h->n_experts,
+                   .max_rows = TEST_ROWS,
+                   .max_k = 1,
+                   .threads = f->conf->threads,
+                   .best = IQ_SCALAR};
+    IqRun *plain;
+    int rc = iq_run_open(&plain, &c, err);
+    if (rc)
+        return rc;
+    while (!f->expert[first])
+        first++;
+    size_t n = (size_t)TEST_ROWS * (size_t)hidden;
+    float *x = xcalloc(n * 3, sizeof *x), weight[TEST_ROWS];
+    int32_t id[TEST_ROWS];
+    for (size_t i = 0; i < n; i++)
+        x[i] = sinf((float)i * 0.7f);
+    for (int i = 0; i < TEST_ROWS; i++) {
+        id[i] = first % h->n_experts;
+        weight[i] = 1;
+    }
+    const uint8_t *const *layer = f->expert + first / h->n_experts * h->n_experts;
+    int rows = f->conf->max_rows < TEST_ROWS ? f->conf->max_rows : TEST_ROWS;
+    iq_run(plain, layer, rows, 1, x, id, weight, x + n, NULL, NULL);
+    iq_run(f->small, layer, rows, 1, x, id, weight, x + 2 * n, NULL, NULL);
+    double diff = largest_difference(x + 2 * n, x + n, rows * hidden);
+    iq_run_close(plain);
+    free(x);
+    if (diff <= 0.01)
+        return 0;
+    return err_set(err, E_MISMATCH,
+                   "the %s kernel differs from plain C by %.3g of the largest number: refusing to "
+                   "serve",
+                   iq_isa_name(store_files_isa(f)), diff);
+}
+
+double store_files_read(StoreFiles *f) {
+    int n = f->head.n_layers * f->head.n_experts, begin = f->read_at,
+        end = begin + READ_SLICES < n ? begin + READ_SLICES : n;
+    f->read_at = end < n ? end : 0;
+    return iq_run_read(f->small, f->expert + begin, end - begin);
 }
 
 StoreWork store_files_compute(StoreFiles *f, int layer, int n, int k, const float *x,

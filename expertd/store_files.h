@@ -11,8 +11,8 @@ typedef struct StoreFiles StoreFiles;
 /* What the files of a directory say together. */
 typedef struct FilesHead {
     IqGeom geom;
-    int n_experts, n_layers,
-        first_layer; /* the layers with experts are first_layer .. n_layers - 1 */
+    int n_experts, n_active;   /* of a layer, of a token */
+    int n_layers, first_layer; /* layers with experts: first_layer .. n_layers - 1 */
     uint64_t model_id;
 } FilesHead;
 
@@ -27,6 +27,14 @@ const FilesHead *store_files_head(const StoreFiles *f);
 uint64_t store_files_bytes(const StoreFiles *f);
 const NodeMem *store_files_memory(const StoreFiles *f);
 IqIsa store_files_isa(const StoreFiles *f);
+
+/* The files' part of a store that has one. */
+StoreFiles *store_files(Store *s);
+/* GB/s of reading a thousand slices or so with the compute threads, other ones at each call. */
+double store_files_read(StoreFiles *f);
+
+/* As store_selftest. */
+int store_files_selftest(StoreFiles *f, Err *err);
 
 /* As store_compute. */
 StoreWork store_files_compute(StoreFiles *f, int layer, int n, int k, const float *x,

@@ -69,6 +69,7 @@ void expert_header_write(const ExpertHead *h, const uint64_t *unit_hash, uint8_t
                     .scale = (int32_t)h->geom.scale,
                     .layer = h->layer,
                     .n_experts = h->n_experts,
+                    .n_active = h->n_active,
                     .n_layers = h->n_layers,
                     .loss = h->loss,
                     .data_bytes = units * iq_unit_bytes(&h->geom)};
@@ -83,11 +84,9 @@ static int check_numbers(const ExpertDisk *d, Err *err) {
     const struct {
         const char *name;
         int32_t value, low, high;
-    } field[] = {{"hidden", d->hidden, 1, 1 << 20},
-                 {"inner", d->inner, 1, 1 << 20},
-                 {"n_experts", d->n_experts, 1, 4096},
-                 {"n_layers", d->n_layers, 1, 1 << 12},
-                 {"layer", d->layer, 0, d->n_layers - 1}};
+    } field[] = {{"hidden", d->hidden, 1, 1 << 20},     {"inner", d->inner, 1, 1 << 20},
+                 {"n_experts", d->n_experts, 1, 4096},  {"n_active", d->n_active, 1, d->n_experts},
+                 {"n_layers", d->n_layers, 1, 1 << 12}, {"layer", d->layer, 0, d->n_layers - 1}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < field[i].low || field[i].value > field[i].high)
             return err_set(err, E_FORMAT, "%s is %d, expected %d to %d", field[i].name,
@@ -119,6 +118,7 @@ int expert_header_parse(const uint8_t *bytes, size_t n, uint64_t file_bytes, Exp
     ExpertHead h = {.geom = {d.hidden, d.inner, d.bits, d.group, (IqScale)d.scale},
                     .layer = d.layer,
                     .n_experts = d.n_experts,
+                    .n_active = d.n_active,
                     .n_layers = d.n_layers,
                     .model_id = d.model_id,
                     .source = d.source,

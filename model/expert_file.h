@@ -21,6 +21,7 @@ enum { EXPERT_FILE_VERSION = 1 };
 typedef struct ExpertHead {
     IqGeom geom;
     int layer, n_experts;
+    int n_active;      /* experts of a token */
     int n_layers;      /* of the model, MTP layers included */
     uint64_t model_id; /* weights_id of the checkpoint that was packed */
     uint64_t source;   /* its weights_fingerprint: which format of the model it was */

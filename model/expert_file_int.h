@@ -13,14 +13,14 @@ typedef struct ExpertDisk {
     uint64_t magic;
     uint32_t version, header_bytes;
     uint64_t model_id, source;
-    int32_t hidden, inner, bits, group, scale, layer, n_experts, n_layers;
+    int32_t hidden, inner, bits, group, scale, layer, n_experts, n_active, n_layers, unused;
     char method[32];
     double loss;
     uint64_t data_bytes;
     uint64_t header_hash; /* XXH3-64 of everything before and after this field */
 } ExpertDisk;
 
-_Static_assert(sizeof(ExpertDisk) == 8 + 8 + 16 + 32 + 32 + 8 + 8 + 8, "no padding");
+_Static_assert(sizeof(ExpertDisk) == 8 + 8 + 16 + 40 + 32 + 8 + 8 + 8, "no padding");
 
 /* Where the data begin. */
 size_t expert_header_bytes(const ExpertHead *h);

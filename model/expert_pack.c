@@ -169,6 +169,7 @@ static ExpertHead head_of(const ExpertPackConf *c, int layer) {
     ExpertHead h = {.geom = c->geom,
                     .layer = layer,
                     .n_experts = s->n_experts,
+                    .n_active = s->n_active,
                     .n_layers = s->n_layers + s->n_mtp,
                     .model_id = weights_id(c->weights),
                     .source = weights_fingerprint(c->weights)};

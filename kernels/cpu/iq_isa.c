@@ -111,7 +111,6 @@ static struct {
     bool usable;
     const char *why;
 } found[IQ_N_ISA];
-static IqIsa limit = IQ_AMX;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void find(void) {
@@ -141,13 +140,7 @@ const char *iq_isa_name(IqIsa isa) {
 
 bool iq_isa_usable(IqIsa isa, const char **why) {
     pthread_once(&once, find);
-    const char *reason = isa < limit ? "limited by a test" : found[isa].why;
-    bool usable = isa >= limit && found[isa].usable;
     if (why)
-        *why = usable ? "" : reason;
-    return usable;
-}
-
-void iq_isa_limit(IqIsa isa) {
-    limit = isa;
+        *why = found[isa].usable ? "" : found[isa].why;
+    return found[isa].usable;
 }

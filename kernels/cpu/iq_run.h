@@ -21,8 +21,6 @@ const char *iq_isa_name(IqIsa isa); /* "amx", "avx512-vnni", "avx2", "scalar" */
 /* Whether this process may run it now; why not goes to *why (static text; may be NULL). AMX is
  * asked for from the system at the first question, so ask before other threads start. */
 bool iq_isa_usable(IqIsa isa, const char **why);
-/* Tests only: as if the processor had nothing better than isa. IQ_AMX undoes it. */
-void iq_isa_limit(IqIsa isa);
 
 typedef struct IqRunConf {
     IqGeom geom;
@@ -31,6 +29,7 @@ typedef struct IqRunConf {
     int max_rows;  /* tokens per call */
     int max_k;     /* experts per token */
     int threads;   /* at least 1, the caller included */
+    IqIsa best;    /* nothing better is used; 0: whatever runs here */
     int spin_us;   /* how long idle threads spin before they sleep */
     /* Runs on each thread but the caller's before any work, to pin it. NULL: nothing. */
     void (*on_thread)(void *arg, int thread);
@@ -60,3 +59,7 @@ typedef struct IqWork {
 IqWork iq_run(IqRun *r, const uint8_t *const *expert, int n, int k, const float *x,
               const int32_t *id, const float *weight, float *y, void (*between)(void *arg),
               void *arg);
+
+/* GB/s at which the threads of r read n slices as calls have them, doing nothing else: what calls
+ * can reach. NULL slices are passed over. */
+double iq_run_read(IqRun *r, const uint8_t *const *slice, int n);

@@ -245,6 +245,7 @@ static void test_hostile_headers(void **state) {
     const ExpertHead good = {.geom = {256, 128, 4, 64, IQ_SCALE_F16},
                              .layer = 3,
                              .n_experts = 16,
+                             .n_active = 4,
                              .n_layers = 9,
                              .method = "rtn"};
     const struct {
