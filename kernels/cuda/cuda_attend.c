@@ -64,7 +64,7 @@ void cuda_index_select(Dev *d, Tensor topk, Tensor q, Tensor w, int heads, int i
 void cuda_mla_attend(Dev *d, Tensor out, Tensor q, Tensor topk, int heads, int slot, float scale) {
     cuda_enter(d);
     int lora = d->kv.kv_lora, rope = d->kv.rope;
-    CHECK(lora % 16 == 0 && lora <= ATTN_MAX_LORA && rope % 4 == 0 && rope <= ATTN_MAX_ROPE);
+    CHECK(lora % 16 == 0 && lora <= ATTN_MAX_LORA && rope % 8 == 0 && rope <= ATTN_MAX_ROPE);
     size_t work = cuda_attn_work_floats(heads, lora, topk.cols, d->n_sm) * sizeof(float);
     CudaAttn a = {.rows = rows_from(d, 0, q.rows),
                   .kv = cuda_latent_pages(d, slot),

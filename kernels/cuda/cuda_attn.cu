@@ -14,9 +14,10 @@
  *
  * Every ATTN_SPLIT entries of the list are summed by themselves and the sums folded in order.
  * Either a block does that for its whole list (many tokens: no traffic) or each split has a block
- * and a second kernel folds (few tokens: all multiprocessors work); the bits are the same. Bytes:
- * each row of the list once per 16 heads, 656 for e4m3; the folding of splits moves 32 KiB per
- * split twice, through the L2. */
+ * and a second kernel folds (few tokens: all multiprocessors work); the bits are the same.
+ *
+ * Bytes: each row of the list once per 16 heads, 656 for e4m3; the folding of splits moves 32 KiB
+ * per split twice, through the L2. */
 #include "kernels/cuda/cuda_mma.cuh"
 
 #include <math.h>
@@ -66,8 +67,7 @@ struct Warp {
     const uint8_t *at; /* the warp's columns in row 0 of page 0 */
     const uint8_t *scale_at;
     size_t row_bytes;
-    bool aligned; /* rows begin on 16 bytes */
-    int cols;     /* columns that exist, at most 64 */
+    int cols; /* columns that exist, at most 64 */
     Smem *smem;
 };
 
@@ -78,18 +78,20 @@ static __device__ __forceinline__ void block_meet(int n_warps) {
 /* Row of the pool that entry `i` of the list means, -1 for none. */
 static __device__ __forceinline__ int pool_row(const CudaAttn &a, const Warp &w, int i) {
     int pos = i < a.k ? w.list[i] : -1;
-    return pos < 0 ? -1 : w.pages[pos / KV_PAGE_TOKENS] * KV_PAGE_TOKENS + pos % KV_PAGE_TOKENS;
+    unsigned at = (unsigned)pos;
+    return pos < 0 ? -1
+                   : w.pages[at / KV_PAGE_TOKENS] * KV_PAGE_TOKENS + (int)(at % KV_PAGE_TOKENS);
 }
 
-static __device__ __forceinline__ uint4 load_words(const uint8_t *p, bool aligned) {
-    if (aligned)
+template <bool ALIGNED> static __device__ __forceinline__ uint4 load_words(const uint8_t *p) {
+    if constexpr (ALIGNED)
         return load16(p);
     const uint32_t *q = reinterpret_cast<const uint32_t *>(p);
     return make_uint4(__ldg(q), __ldg(q + 1), __ldg(q + 2), __ldg(q + 3));
 }
 
 /* The warp's columns of 32 rows, whose numbers the lanes hold; rows that do not exist are 0. */
-template <Dtype K>
+template <Dtype K, bool ALIGNED>
 static __device__ __forceinline__ void load_rows(Raw<K> *r, const Warp &w, int row) {
     constexpr int N = sizeof(r->v[0]) / 16, NUMBERS = 16 / N;
 #pragma unroll
@@ -99,7 +101,7 @@ static __device__ __forceinline__ void load_rows(Raw<K> *r, const Warp &w, int r
 #pragma unroll
         for (int i = 0; i < N; i++)
             r->v[t][i] = mine >= 0 && 16 * w.c + NUMBERS * i < w.cols
-                             ? load_words(p + 16 * i, w.aligned)
+                             ? load_words<ALIGNED>(p + 16 * i)
                              : make_uint4(0, 0, 0, 0);
     }
     if constexpr (K == DT_F8E4M3)
@@ -229,11 +231,13 @@ static __device__ __forceinline__ void softmax(const CudaAttn &a, const Warp &w,
     for (int i = (int)threadIdx.x; i < ATTN_HEADS * BLOCK / 2; i += w.n_warps * 32) {
         int head = i / (BLOCK / 2), key = i % (BLOCK / 2) * 2;
         float2 s = make_float2(0, 0);
-        for (int k = 0; k < w.n_warps; k++) {
-            float2 v = *reinterpret_cast<const float2 *>(&m->part[k][head][key]);
-            s.x += v.x;
-            s.y += v.y;
-        }
+#pragma unroll
+        for (int k = 0; k < MAX_WARPS; k++)
+            if (k < w.n_warps) {
+                float2 v = *reinterpret_cast<const float2 *>(&m->part[k][head][key]);
+                s.x += v.x;
+                s.y += v.y;
+            }
         float factor = a.scale * 1.44269504f; /* log2(e) */
         s.x = real >> key & 1 ? s.x * factor : -INFINITY;
         s.y = real >> key & 2 ? s.y * factor : -INFINITY;
@@ -398,7 +402,7 @@ static __device__ __forceinline__ int follow_scale(int unit, float scale, float 
 
 /* One warp's walk over splits [split0, split1) of the list. ROTATED: the warp has a share in the
  * scores only. WHOLE: the splits are all there are and are folded here. */
-template <Dtype K, bool ROTATED, bool WHOLE>
+template <Dtype K, bool ROTATED, bool WHOLE, bool ALIGNED>
 static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, int split0,
                                             int split1, float *work) {
     Query q;
@@ -408,7 +412,7 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
     Folded folded[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
     int row = pool_row(a, w, split0 * ATTN_SPLIT + w.lane),
         next = pool_row(a, w, split0 * ATTN_SPLIT + BLOCK + w.lane);
-    load_rows<K>(&raw, w, row);
+    load_rows<K, ALIGNED>(&raw, w, row);
     load_query(&q, a, w, ROTATED ? a.lora : w.warp * COLS);
     if constexpr (!ROTATED && WHOLE)
         clear_total(w);
@@ -427,7 +431,7 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
                         scale[t][j] = __shfl_sync(~0u, raw.scale, 8 * t + 2 * w.c + j);
             }
             row = next;
-            load_rows<K>(&raw, w, row);
+            load_rows<K, ALIGNED>(&raw, w, row);
             next = pool_row(a, w, split * ATTN_SPLIT + (b + 2) * BLOCK + w.lane);
             if (!real)
                 continue;
@@ -451,7 +455,7 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
 }
 
 /* Blocks (split or 0, group of heads, row). */
-template <Dtype D, bool WHOLE>
+template <Dtype D, bool WHOLE, bool ALIGNED>
 static __global__ void __launch_bounds__(MAX_WARPS * 32, 1) attn_kernel(CudaAttn a) {
     grid_release();
     Warp w;
@@ -466,7 +470,6 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, 1) attn_kernel(CudaAttn
     w.list = a.list + (size_t)w.row * (size_t)a.list_ld;
     w.pages = a.rows.page_table + (size_t)a.rows.seq[w.row] * (size_t)a.rows.page_stride;
     w.row_bytes = a.kv.page_bytes / KV_PAGE_TOKENS;
-    w.aligned = w.row_bytes % 16 == 0;
     int splits = (a.k + ATTN_SPLIT - 1) / ATTN_SPLIT, split0 = WHOLE ? 0 : (int)blockIdx.x;
     int split1 = WHOLE ? splits : split0 + 1;
     constexpr int BYTES = D == DT_F32 ? 4 : D == DT_BF16 ? 2 : 1;
@@ -476,12 +479,12 @@ static __global__ void __launch_bounds__(MAX_WARPS * 32, 1) attn_kernel(CudaAttn
         w.cols = a.rope;
         w.at = a.kv.base + (D == DT_F8E4M3 ? a.lora + a.lora / KV_SCALE_GROUP * 4 : BYTES * a.lora);
         w.scale_at = NULL;
-        walk<D == DT_F32 ? DT_F32 : DT_BF16, true, WHOLE>(a, w, split0, split1, work);
+        walk<D == DT_F32 ? DT_F32 : DT_BF16, true, WHOLE, ALIGNED>(a, w, split0, split1, work);
     } else {
         w.cols = min(a.lora - w.warp * COLS, COLS);
         w.at = a.kv.base + BYTES * w.warp * COLS;
         w.scale_at = a.kv.base + a.lora + w.warp * COLS / KV_SCALE_GROUP * 4;
-        walk<D, false, WHOLE>(a, w, split0, split1, work);
+        walk<D, false, WHOLE, ALIGNED>(a, w, split0, split1, work);
     }
 }
 
@@ -528,25 +531,28 @@ size_t cuda_attn_work_floats(int heads, int lora, int k, int n_sm) {
     return pairs * (size_t)((k + ATTN_SPLIT - 1) / ATTN_SPLIT) * split_floats(lora);
 }
 
-template <Dtype D> static void attend(const CudaAttn *a, cudaStream_t stream) {
+/* ALIGNED: rows begin on 16 bytes, else on 4. */
+template <Dtype D, bool ALIGNED> static void attend(const CudaAttn *a, cudaStream_t stream) {
     int groups = head_groups(a->heads), splits = (a->k + ATTN_SPLIT - 1) / ATTN_SPLIT;
     int threads = ((a->lora + COLS - 1) / COLS + 1) * 32;
     dim3 grid(1, (unsigned)groups, (unsigned)a->rows.rows);
     if (a->rows.rows * groups >= whole_from(a->n_sm)) {
-        launch(attn_kernel<D, true>, grid, threads, sizeof(Smem), stream, false, *a);
+        launch(attn_kernel<D, true, ALIGNED>, grid, threads, sizeof(Smem), stream, false, *a);
         return;
     }
     grid.x = (unsigned)splits;
-    launch(attn_kernel<D, false>, grid, threads, offsetof(Smem, total), stream, false, *a);
+    launch(attn_kernel<D, false, ALIGNED>, grid, threads, offsetof(Smem, total), stream, false, *a);
     grid.x = ATTN_HEADS;
     launch(fold_kernel, grid, a->lora / 4, 0, stream, true, *a, splits);
 }
 
 void cuda_attn(const CudaAttn *a, cudaStream_t stream) {
-    if (a->kv.dtype == DT_F8E4M3)
-        attend<DT_F8E4M3>(a, stream);
+    if (a->kv.dtype == DT_F8E4M3 && a->kv.page_bytes / KV_PAGE_TOKENS % 16)
+        attend<DT_F8E4M3, false>(a, stream);
+    else if (a->kv.dtype == DT_F8E4M3)
+        attend<DT_F8E4M3, true>(a, stream);
     else if (a->kv.dtype == DT_BF16)
-        attend<DT_BF16>(a, stream);
+        attend<DT_BF16, true>(a, stream);
     else
-        attend<DT_F32>(a, stream);
+        attend<DT_F32, true>(a, stream);
 }

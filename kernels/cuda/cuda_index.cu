@@ -3,13 +3,16 @@
  *
  * A warp keeps one token's 32 heads as fragments in registers and streams keys past them, eight to
  * a tile. Of a key, lane 4 * g + c owns numbers [32c, 32c + 32): whole 16-byte loads, no shared
- * memory. Queries are split into two 16-bit halves and keys are exact in 16 bits (fp32 keys are
+ * memory.
+ *
+ * Queries are split into two 16-bit halves and keys are exact in 16 bits (fp32 keys are
  * split too), so a score carries the error of fp32 sums and at most 2^-17 of each product.
  *
  * Grid: (blocks per row, rows) with the warps of a block on different keys of one token while
  * tokens are few; (.., rows / 8) with the warps on different tokens of the same keys when they are
- * many, so that the L1 serves seven of eight reads. Bytes: the keys of the context once per token,
- * 132 each for e4m3 at 128 numbers. */
+ * many, so that the L1 serves seven of eight reads.
+ *
+ * Bytes: the keys of the context once per token, 132 each for e4m3 at 128 numbers. */
 #include "kernels/cuda/cuda_mma.cuh"
 
 #include <math.h>
@@ -88,20 +91,21 @@ static __device__ __forceinline__ void fold(float acc[2][4], const Heads &h, int
     }
 }
 
-/* The power of two that brings a head's numbers below 2^9, where fp16 has them to 22 bits; its
- * inverse goes into the weight. Lanes of one g see the same head. */
-static __device__ __forceinline__ float head_shrink(const float *q, int c, int dim, float *grow) {
-    uint32_t top = 0;
-    for (int i = 32 * c; i < min(32 * c + 32, dim); i++)
-        top = max(top, __float_as_uint(fabsf(q[i])));
-    top = max(top, __shfl_xor_sync(~0u, top, 1));
-    top = max(top, __shfl_xor_sync(~0u, top, 2));
-    int e = min(max((int)(top >> 23) - 127, -100), 120);
-    *grow = power_of_2(e - 8);
-    return power_of_2(8 - e);
+/* The exponent of the lane's and its neighbours' largest number; lanes of one g see the same head.
+ */
+static __device__ __forceinline__ int head_exponent(const float4 v[STEPS]) {
+    float top = 0;
+#pragma unroll
+    for (int s = 0; s < STEPS; s++)
+        top = fmaxf(
+            top, fmaxf(fmaxf(fabsf(v[s].x), fabsf(v[s].y)), fmaxf(fabsf(v[s].z), fabsf(v[s].w))));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    return min(max((int)(__float_as_uint(top) >> 23) - 127, -100), 120);
 }
 
-/* Heads [head0, head0 + 32) of a token; those beyond the last count nothing. */
+/* Heads [head0, head0 + 32) of a token; those beyond the last count nothing. For fp16 a head's
+ * numbers are brought below 2^9, where it has them to 22 bits; the inverse goes into the weight. */
 template <Dtype D>
 static __device__ __forceinline__ void load_heads(Heads *h, const CudaIndex &x, int row, int head0,
                                                   int g, int c) {
@@ -112,17 +116,20 @@ static __device__ __forceinline__ void load_heads(Heads *h, const CudaIndex &x, 
             int head = head0 + 16 * m + 8 * half + g;
             bool real = head < x.heads;
             const float *q = x.q + (size_t)row * (size_t)x.q_ld + (size_t)(real ? head : 0) * x.dim;
-            float shrink = 1, grow = 1;
-            if constexpr (D == DT_F8E4M3)
-                shrink = head_shrink(q, c, x.dim, &grow);
-            h->w[m][half] = real ? x.w[(size_t)row * (size_t)x.w_ld + head] * grow : 0.0f;
+            float4 v[STEPS];
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+                v[s] = real && 32 * c + 4 * s < x.dim ? load4(q + 32 * c + 4 * s)
+                                                      : make_float4(0, 0, 0, 0);
+            int e = D == DT_F8E4M3 ? head_exponent(v) - 8 : 0;
+            float shrink = power_of_2(-e);
+            h->w[m][half] = real ? x.w[(size_t)row * (size_t)x.w_ld + head] * power_of_2(e) : 0.0f;
 #pragma unroll
             for (int s = 0; s < STEPS; s++) {
-                int at = 32 * c + 4 * s;
-                float4 v = real && at < x.dim ? load4(q + at) : make_float4(0, 0, 0, 0);
                 auto split = D == DT_F8E4M3 ? split_f16 : split_bf16;
-                split(v.x * shrink, v.y * shrink, &h->hi[m][s][half], &h->lo[m][s][half]);
-                split(v.z * shrink, v.w * shrink, &h->hi[m][s][2 + half], &h->lo[m][s][2 + half]);
+                split(v[s].x * shrink, v[s].y * shrink, &h->hi[m][s][half], &h->lo[m][s][half]);
+                split(v[s].z * shrink, v[s].w * shrink, &h->hi[m][s][2 + half],
+                      &h->lo[m][s][2 + half]);
             }
         }
 }

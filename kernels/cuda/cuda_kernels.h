@@ -84,7 +84,7 @@ enum {
 
 /* out[rows, heads * lora] = softmax(scale * q . kv[t]) . latent[t] over the positions t >= 0 of
  * list[rows, k]; 0 for rows without any. lora is a multiple of 16 (of 128 for e4m3) up to
- * ATTN_MAX_LORA, rope of 4 up to ATTN_MAX_ROPE. */
+ * ATTN_MAX_LORA, rope of 8 up to ATTN_MAX_ROPE. */
 typedef struct CudaAttn {
     CudaRows rows;
     CudaPages kv;

@@ -1,12 +1,18 @@
 /* Packing of expert matrices into the layout that cuda_moe.cu reads. A thread makes one lane's 16
  * bytes of a quarter; a matrix is packed once, at start.
  *
- * Lane 4 * g + c has rows g and g + 8 of a tile. A quarter covers, of a row,
- *   NVFP4  64 columns, of which the lane has [16c, 16c + 16): four words, one per step of 16
- * columns e4m3   32 columns, [8c, 8c + 8): two words per step bf16   16 columns, [4c, 4c + 4): one
- * step, the fragment itself fp32   the high (even quarters) or low (odd) halves of 16 columns, as
- * bf16 The words of NVFP4 and e4m3 hold their bits where few operations turn them into bf16: see
- * decode in cuda_moe.cu. A group's scale becomes 5 bits of exponent and 3 of mantissa, without
+ * Lane 4 * g + c has rows g and g + 8 of a tile. What a quarter covers of a row, and the lane has:
+ *
+ *   NVFP4  64 columns, [16c, 16c + 16): four words, one per step of 16 columns
+ *
+ *   e4m3   32 columns, [8c, 8c + 8): two words per step
+ *
+ *   bf16   16 columns, [4c, 4c + 4): one step, the fragment itself
+ *
+ *   fp32   high (even quarters) or low (odd) halves of 16 columns, as bf16
+ *
+ * The words of NVFP4 and e4m3 hold their bits where few operations turn them into bf16: see
+ * cuda_moe_decode.cuh. A group's scale becomes 5 bits of exponent and 3 of mantissa, without
  * subnormals; its sign goes to the numbers. */
 #include "kernels/cuda/cuda_moe.h"
 #include "kernels/cuda/cuda_mma.cuh"

@@ -2,10 +2,12 @@
  * the positions above the edge and of the first ones on it.
  *
  * Grid: `parts` blocks per row. The parts of a row count digits over their own span, add up in
- * global memory and meet four times; a long row alone fills the device, many rows take one part
- * each. Blocks draw tickets, so that a row's parts run before those of later rows and a wait always
- * ends. The result does not depend on the number of parts. Bytes: each score four times, all but
- * the first from the L2. */
+ * global memory and meet four times; many rows take one part each. Blocks draw tickets, so that a
+ * row's parts run before those of later rows and a wait always ends: at most a quarter as many
+ * blocks as there are multiprocessors wait for each other, which leaves room for further ranks on
+ * the same GPU. The result does not depend on the number of parts.
+ *
+ * Bytes: each score four times, from the L2 as a rule. */
 #include "kernels/cuda/cuda_mma.cuh"
 
 #include <math.h>
@@ -280,6 +282,7 @@ size_t cuda_topk_work_bytes(void) {
 void cuda_topk(const CudaTopk *t, cudaStream_t stream) {
     int parts = (t->max_len + PART_SCORES - 1) / PART_SCORES, room = 2 * t->n_sm / t->rows;
     parts = parts < room ? parts : room;
+    parts = parts < t->n_sm / 4 ? parts : t->n_sm / 4;
     parts = parts < TOPK_MAX_PARTS ? parts : TOPK_MAX_PARTS;
     if (parts < 2 || t->rows > TOPK_SHARED_ROWS)
         parts = 1;
