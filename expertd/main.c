@@ -225,7 +225,10 @@ static int report_memory(App *a, Err *err) {
     double gib = 1u << 30;
     LOG_INFO("memory: %.2f GiB, %.2f GiB in huge pages%s, %.2f GiB on node %d, %s%s",
              (double)m->bytes / gib, (double)r.huge_bytes / gib, m->reserved ? " (reserved)" : "",
-             (double)r.local_bytes / gib, r.node, m->bound ? "bound" : "not bound",
+             (double)r.local_bytes / gib, r.node,
+             m->bound   ? "bound"
+             : node < 0 ? "any node will do"
+                        : "not bound: ",
              *m->unbound ? m->unbound : "");
     stat_set(stat_gauge("baton_expert_huge_bytes", "", "Weights in huge pages."),
              (double)r.huge_bytes);

@@ -6,13 +6,15 @@
  * within one answer) of its score. */
 #include "model/chat.h"
 #include "model/tok.h"
+#include "tests/support/experts.h"
 #include "tests/support/rig.h"
 
 #include <getopt.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { GROUP = 16, MAX_ANSWER = 160, MAX_PROMPT = 4200 };
+enum { GROUP = 16, MAX_ANSWER = 160, MAX_PROMPT = 4200, MAX_TEXT = 1 << 20, ROWS = 64 };
 
 typedef struct Eval {
     Rig rig;
@@ -225,20 +227,91 @@ static int run_all(Eval *e, const char *dir, const char *variant) {
     return bad;
 }
 
+/* Perplexity of EVAL_DIR/heldout.txt after the tokens that begin every text, beside the reference.
+ */
+static int run_text(Eval *e, const char *dir, const char *variant, Err *err) {
+    char path[512];
+    TokIds ids = {0};
+    size_t n_text = 0;
+    snprintf(path, sizeof path, "%s/heldout.txt", dir);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return err_set(err, E_IO, "cannot open %s: %m", path);
+    char *text = xcalloc(1, MAX_TEXT + 32);
+    n_text = (size_t)sprintf(text, "[gMASK]<sop>");
+    n_text += fread(text + n_text, 1, MAX_TEXT, f);
+    fclose(f);
+    int rc = tok_encode(e->tok, e->scratch, text, n_text, true, MAX_PROMPT, &ids, err);
+    RigSeq seq = rig_seq_new(&e->rig, MAX_PROMPT);
+    int vocab = engine_shape(e->rig.engine)->vocab, n = (int)ids.n;
+    double nll = 0;
+    for (int at = 0; at < n && rc == 0; at += ROWS) {
+        int rows = n - at < ROWS ? n - at : ROWS;
+        rc = rig_append(&e->rig, &seq, ids.id + at, rows, ROWS, rows, NULL, err);
+        for (int i = 0; i < rows && rc == 0 && at + i + 1 < n; i++) {
+            const float *logit = engine_logits(e->rig.engine, i);
+            double top = (double)logit[rig_argmax(logit, vocab)], sum = 0;
+            for (int v = 0; v < vocab; v++)
+                sum += exp((double)logit[v] - top);
+            if (at + i >= 1) /* the second of the first two tokens says nothing */
+                nll += top + log(sum) - (double)logit[ids.id[at + i + 1]];
+        }
+    }
+    snprintf(path, sizeof path, "%s/scores.json", dir);
+    json_t *all = json_load_file(path, 0, NULL), *want = json_object_get(all, variant);
+    for (const char *const *key =
+             (const char *const[]){"perplexity", "heldout_text", "value", NULL};
+         *key; key++)
+        want = json_object_get(want, *key);
+    if (rc == 0)
+        printf("heldout.txt: perplexity %.1f over %d tokens, reference %.1f\n", exp(nll / (n - 2)),
+               n - 2, json_number_value(want));
+    json_decref(all);
+    rig_seq_free(&e->rig, &seq, MAX_PROMPT);
+    tok_ids_done(&ids);
+    free(text);
+    return rc;
+}
+
 static int usage(void) {
     fprintf(stderr, "usage: model_eval CHECKPOINT_DIR EVAL_DIR VARIANT [--limit N] [--kind NAME] "
                     "[--backend B] [--tp N] [--threads N] [--kv f32|bf16|fp8] "
+                    "[--experts DIR: expert files for all routed experts] "
+                    "[--text: the perplexity of heldout.txt alone] "
                     "[--verbose] [--brief: without the long prompts]\n");
     return 2;
 }
 
+static int open_experts(LocalExperts *local, const char *dir, RigConf *conf, Err *err) {
+    Shape shape;
+    char path[512];
+    if (!dir)
+        return 0;
+    snprintf(path, sizeof path, "%s/config.json", conf->dir);
+    int rc = shape_load(&shape, path, err);
+    if (rc == 0)
+        rc = local_experts_open(local, dir, &shape, err);
+    conf->resident = local->resident;
+    conf->port = &local->port;
+    return rc;
+}
+
 int main(int argc, char **argv) {
-    static const struct option longs[] = {
-        {"limit", 1, 0, 'l'},   {"kind", 1, 0, 'i'},    {"backend", 1, 0, 'b'},
-        {"tp", 1, 0, 't'},      {"threads", 1, 0, 'j'}, {"kv", 1, 0, 'k'},
-        {"verbose", 0, 0, 'v'}, {"brief", 0, 0, 'q'},   {0}};
+    static const struct option longs[] = {{"limit", 1, 0, 'l'},
+                                          {"kind", 1, 0, 'i'},
+                                          {"backend", 1, 0, 'b'},
+                                          {"tp", 1, 0, 't'},
+                                          {"threads", 1, 0, 'j'},
+                                          {"kv", 1, 0, 'k'},
+                                          {"verbose", 0, 0, 'v'},
+                                          {"brief", 0, 0, 'q'},
+                                          {"experts", 1, 0, 'e'},
+                                          {"text", 0, 0, 'x'},
+                                          {0}};
     Eval e = {.limit = 1 << 30};
     RigConf conf = {.max_rows = 512, .max_seqs = GROUP, .max_context = 4352};
+    const char *experts = NULL;
+    bool only_text = false;
     for (int c; (c = getopt_long(argc, argv, "", longs, NULL)) != -1;) {
         switch (c) {
         case 'l':
@@ -261,6 +334,12 @@ int main(int argc, char **argv) {
                             : !strcmp(optarg, "fp8") ? DT_F8E4M3
                                                      : DT_F32;
             break;
+        case 'e':
+            experts = optarg;
+            break;
+        case 'x':
+            only_text = true;
+            break;
         case 'v':
             e.verbose = true;
             break;
@@ -277,16 +356,22 @@ int main(int argc, char **argv) {
     Err err = {0};
     conf.dir = argv[optind];
     snprintf(path, sizeof path, "%s/tokenizer.json", conf.dir);
-    if (tok_open(&e.tok, path, &err) || rig_open(&e.rig, &conf, &err)) {
+    LocalExperts local = {0};
+    if (tok_open(&e.tok, path, &err) || open_experts(&local, experts, &conf, &err) ||
+        rig_open(&e.rig, &conf, &err)) {
         fprintf(stderr, "model_eval: %s\n", err.text);
         return 2;
     }
     e.scratch = tok_scratch_new(e.tok);
     e.user = tok_added_id(e.tok, "<|user|>");
     e.observation = tok_added_id(e.tok, "<|observation|>");
-    int rc = run_all(&e, argv[optind + 1], argv[optind + 2]);
+    int rc = only_text ? run_text(&e, argv[optind + 1], argv[optind + 2], &err)
+                       : run_all(&e, argv[optind + 1], argv[optind + 2]);
+    if (only_text && rc)
+        fprintf(stderr, "model_eval: %s\n", err.text);
     tok_scratch_free(e.scratch);
     rig_close(&e.rig);
+    local_experts_close(&local);
     tok_close(e.tok);
     return rc;
 }
