@@ -1,11 +1,11 @@
 /* Index selection and sparse attention of the CUDA backend: operations to launches. Called on the
- * rank's thread.
- *
- * Every rank chooses for itself: the inputs are the same bits on all of them, so are the lists, and
- * a step of a few tokens is over sooner than an exchange would be. */
+ * rank's thread. */
 #include "kernels/cuda/cuda.h"
 
-enum { SCORE_BYTES = 256 << 20 }; /* about: scores that are kept at a time */
+enum {
+    SCORE_BYTES = 256 << 20, /* about: scores that are kept at a time */
+    SHARE_FROM = 256,        /* rows: a prompt's chunk */
+};
 
 static CudaRows rows_from(const Dev *d, int first, int n) {
     CudaRows r = d->rows;
@@ -15,50 +15,74 @@ static CudaRows rows_from(const Dev *d, int first, int n) {
     return r;
 }
 
-/* Rows first to first + n: scores, then lists. */
-static void select_rows(Dev *d, Tensor topk, CudaIndex *index, CudaTopk *top, int first, int n) {
-    const float *q = index->q, *w = index->w;
-    index->rows = rows_from(d, first, n);
-    index->q += (size_t)first * (size_t)index->q_ld;
-    index->w += (size_t)first * (size_t)index->w_ld;
-    top->pos = index->rows.pos;
-    top->list = tensor_row(topk, first).at;
-    top->rows = n;
-    cuda_index_scores(index, d->stream);
-    cuda_topk(top, d->stream);
-    index->q = q;
-    index->w = w;
+typedef struct Choice {
+    Tensor topk, q, w;
+    CudaIndex index;
+    CudaTopk top;
+    int wave; /* rows whose scores fit the workspace */
+} Choice;
+
+/* Scores and lists of rows [first, end). */
+static void choose_rows(Dev *d, Choice *c, int first, int end) {
+    for (int t = first; t < end; t += c->wave) {
+        int n = end - t < c->wave ? end - t : c->wave;
+        c->index.rows = rows_from(d, t, n);
+        c->index.q = tensor_row(c->q, t).at;
+        c->index.w = tensor_row(c->w, t).at;
+        c->top.pos = c->index.rows.pos;
+        c->top.list = tensor_row(c->topk, t).at;
+        c->top.rows = n;
+        cuda_index_scores(&c->index, d->stream);
+        cuda_topk(&c->top, d->stream);
+    }
+}
+
+/* Of a prompt's chunk each rank chooses for an equal share of the rows, and for the few that are
+ * left over. Of a step's few rows everyone chooses for all: the inputs are the same bits on all
+ * ranks, so are the lists, and that is sooner over than an exchange would be. */
+static void choose(Dev *d, Choice *c, int n) {
+    int ranks = cuda_n_ranks(d), share = n / ranks, k = c->topk.cols;
+    if (ranks == 1 || n < SHARE_FROM || c->topk.ld != k) {
+        choose_rows(d, c, 0, n);
+        return;
+    }
+    Tensor part = tensor_row(c->topk, d->rank * share), all = tensor_row(c->topk, 0);
+    choose_rows(d, c, d->rank * share, (d->rank + 1) * share);
+    part.cols = part.ld = share * k;
+    all.cols = all.ld = ranks * share * k;
+    cuda_gather_cols(d, all, part);
+    choose_rows(d, c, ranks * share, n);
 }
 
 void cuda_index_select(Dev *d, Tensor topk, Tensor q, Tensor w, int heads, int index_slot) {
     cuda_enter(d);
-    int n = q.rows;
-    size_t pitch =
-               ((size_t)d->conf.max_context + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS * KV_PAGE_TOKENS,
-           row_bytes = pitch * sizeof(float), wave = SCORE_BYTES / row_bytes;
+    size_t pages = ((size_t)d->conf.max_context + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS,
+           pitch = pages * KV_PAGE_TOKENS, row_bytes = pitch * sizeof(float),
+           wave = SCORE_BYTES / row_bytes;
     CHECK(d->kv.index_dim % 16 == 0 && d->kv.index_dim <= INDEX_MAX_DIM);
-    wave = wave < 1 ? 1 : wave > (size_t)n ? (size_t)n : wave;
+    wave = wave < 1 ? 1 : wave > (size_t)q.rows ? (size_t)q.rows : wave;
     float *score = cuda_work(d, CUDA_WORK_SCORE, wave * row_bytes);
-    CudaIndex index = {.keys = cuda_key_pages(d, index_slot),
-                       .q = q.at,
-                       .w = w.at,
-                       .q_ld = q.ld,
-                       .w_ld = w.ld,
-                       .heads = heads,
-                       .dim = d->kv.index_dim,
-                       .k = topk.cols,
-                       .score = score,
-                       .pitch = pitch,
-                       .n_sm = d->n_sm};
-    CudaTopk top = {.score = score,
-                    .pitch = pitch,
-                    .list_ld = topk.ld,
-                    .k = topk.cols,
-                    .max_len = d->conf.max_context,
-                    .n_sm = d->n_sm,
-                    .work = cuda_work(d, CUDA_WORK_TOPK, cuda_topk_work_bytes())};
-    for (int first = 0; first < n; first += (int)wave)
-        select_rows(d, topk, &index, &top, first, n - first < (int)wave ? n - first : (int)wave);
+    Choice c = {.topk = topk,
+                .q = q,
+                .w = w,
+                .wave = (int)wave,
+                .index = {.keys = cuda_key_pages(d, index_slot),
+                          .q_ld = q.ld,
+                          .w_ld = w.ld,
+                          .heads = heads,
+                          .dim = d->kv.index_dim,
+                          .k = topk.cols,
+                          .score = score,
+                          .pitch = pitch,
+                          .n_sm = d->n_sm},
+                .top = {.score = score,
+                        .pitch = pitch,
+                        .list_ld = topk.ld,
+                        .k = topk.cols,
+                        .max_len = d->conf.max_context,
+                        .n_sm = d->n_sm,
+                        .work = cuda_work(d, CUDA_WORK_TOPK, cuda_topk_work_bytes())}};
+    choose(d, &c, q.rows);
 }
 
 void cuda_mla_attend(Dev *d, Tensor out, Tensor q, Tensor topk, int heads, int slot, float scale) {

@@ -3,15 +3,20 @@
 #include "tests/unit/kernels/cuda_side.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 96, CONTEXT = 1024, PAGES = CONTEXT / 64, LONG = 700, SHORT = 65 };
+enum { MAX_ROWS = 600, CONTEXT = 1024, PAGES = CONTEXT / 64, LONG = 700, SHORT = 65 };
 
 typedef struct Shape {
     int heads, lora, rope, index_heads, dim, topk;
 } Shape;
+
+static const Shape GLM = {16, 512, 64, 32, 128, 256}, ODD = {5, 128, 16, 6, 32, 100},
+                   WIDE = {20, 384, 32, 40, 112, 130};
+static const Dtype KV[3] = {DT_F32, DT_BF16, DT_F8E4M3};
 
 /* Two sequences of LONG and SHORT positions on both sides. */
 typedef struct Bench {
@@ -172,10 +177,6 @@ static void index_case(Dtype dtype, Shape shape, int n, float spread) {
     bench_close(&b);
 }
 
-static const Shape GLM = {16, 512, 64, 32, 128, 256}, ODD = {5, 128, 16, 6, 32, 100},
-                   WIDE = {20, 384, 32, 40, 112, 130};
-static const Dtype KV[3] = {DT_F32, DT_BF16, DT_F8E4M3};
-
 static void test_index_selection(void **state) {
     (void)state;
     static const int counts[] = {1, 7, 65};
@@ -185,6 +186,66 @@ static void test_index_selection(void **state) {
             index_case(KV[d], ODD, counts[i], 0.01f);
             index_case(KV[d], WIDE, counts[i], 1);
         }
+}
+
+/* A chunk that the ranks share: everyone has the lists that one rank alone makes. */
+
+typedef struct Rank {
+    const Bench *b;
+    Dev *dev;
+    int n;
+    Tensor q, w, list;
+} Rank;
+
+static void *choose_on_rank(void *arg) {
+    Rank *r = arg;
+    Side s = {.ops = r->b->gpu.ops, .dev = r->dev};
+    s.ops->kv_bind(s.dev, &r->b->layout, r->b->on_gpu);
+    Tensor q = to_gpu(&s, r->q, 0), w = to_gpu(&s, r->w, 0), list;
+    s.ops->tensor_shared(s.dev, DT_I32, r->n, r->b->shape.topk, &list, NULL);
+    set_batch(r->b, &s, 0, r->n);
+    s.ops->index_select(s.dev, list, q, w, r->b->shape.index_heads, 1);
+    r->list = from_gpu(&s, list);
+    s.ops->tensor_free(s.dev, &list);
+    gpu_free(&s, &q, 0);
+    gpu_free(&s, &w, 0);
+    return NULL;
+}
+
+static void ranks_case(int n_ranks, int n) {
+    enum { MOST = 4 };
+    Bench b = bench_open(DT_F8E4M3, ODD);
+    Dev *dev[MOST];
+    Rank rank[MOST];
+    pthread_t thread[MOST];
+    DevConf c = {.n_ranks = n_ranks,
+                 .max_rows = MAX_ROWS,
+                 .max_seqs = 2,
+                 .max_context = CONTEXT,
+                 .index_topk = ODD.topk};
+    assert_int_equal(b.gpu.ops->open(&c, dev, NULL), 0);
+    rows(&b, n);
+    Tensor q = noise_tensor(n, ODD.index_heads * ODD.dim), w = noise_tensor(n, ODD.index_heads),
+           alone = choose(&b, 0, n, q, w);
+    for (int r = 0; r < n_ranks; r++) {
+        rank[r] = (Rank){.b = &b, .dev = dev[r], .n = n, .q = q, .w = w};
+        assert_int_equal(pthread_create(&thread[r], NULL, choose_on_rank, &rank[r]), 0);
+    }
+    for (int r = 0; r < n_ranks; r++) {
+        pthread_join(thread[r], NULL);
+        same(alone, rank[r].list);
+        free(rank[r].list.at);
+    }
+    b.gpu.ops->close(dev, n_ranks);
+    free(q.at), free(w.at), free(alone.at);
+    bench_close(&b);
+}
+
+static void test_ranks_choose_together(void **state) {
+    (void)state;
+    ranks_case(2, 31); /* each for all */
+    ranks_case(2, 301);
+    ranks_case(4, 263);
 }
 
 /* ---- attention ---- */
@@ -266,6 +327,7 @@ static void test_attention_of_all_heads(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_index_selection),
+        cmocka_unit_test(test_ranks_choose_together),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_of_all_heads),
     };
