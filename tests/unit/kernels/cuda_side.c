@@ -64,7 +64,12 @@ void *pool_to_gpu(const Side *s, const void *bytes, uint64_t n) {
     if (s->ops->pool_new(s->dev, n, &pool, &err))
         fail_msg("%s", err.text);
     Tensor lines = {pool, DT_F32, (int)(n / LINE), LINE / 4, LINE / 4, false},
-           rest = {(char *)pool + n / LINE * LINE, DT_F32, 1, (int)(n % LINE / 4), 1, false};
+           rest = {(char *)pool + n / LINE * LINE,
+                   DT_F32,
+                   1,
+                   (int)(n % LINE / 4),
+                   (int)(n % LINE / 4),
+                   false};
     s->ops->upload(s->dev, &lines, bytes);
     if (rest.cols > 0)
         s->ops->upload(s->dev, &rest, (const char *)bytes + n / LINE * LINE);
