@@ -1,0 +1,319 @@
+/* A store of expert files: what it refuses, what it holds, and what it computes. */
+#include "expertd/speed.h"
+#include "expertd/store.h"
+#include "model/expert_file_int.h"
+#include "model/expert_pack.h"
+#include "model/place.h"
+
+#include <xxhash.h>
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+enum { HIDDEN = 256, N = 70, K = 4, FIRST = 1, LAYERS = 9 };
+
+static char dir[64];
+static Weights *weights;
+
+static void layer_path(char *path, int layer) {
+    expert_file_path(path, 128, dir, layer);
+}
+
+static int setup(void **state) {
+    (void)state;
+    snprintf(dir, sizeof dir, "/tmp/baton-store-XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    assert_int_equal(weights_open(&weights, "tests/models/tiny-glm52/fp8", NULL), 0);
+    ExpertPackConf c = {
+        .weights = weights, .dir = dir, .geom = {HIDDEN, 128, 8, 64, IQ_SCALE_F16}, .threads = 2};
+    for (int l = FIRST; l < LAYERS; l++) {
+        ExpertPackResult r;
+        assert_int_equal(expert_pack_layer(&c, l, &r, NULL), 0);
+    }
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    weights_close(weights);
+    char path[128];
+    for (int l = FIRST; l < LAYERS; l++) {
+        layer_path(path, l);
+        unlink(path);
+    }
+    rmdir(dir);
+    return 0;
+}
+
+static StoreConf conf_of(int shard, int n_shards, const char *device) {
+    return (StoreConf){.files = dir,
+                       .device = device,
+                       .shard = shard,
+                       .n_shards = n_shards,
+                       .threads = 2,
+                       .node = -1,
+                       .max_rows = N};
+}
+
+typedef struct Call {
+    float x[N * HIDDEN], weight[N * K], y[N * HIDDEN];
+    int32_t id[N * K];
+} Call;
+
+static Call *call_new(void) {
+    Call *c = calloc(1, sizeof *c);
+    for (int i = 0; i < N * HIDDEN; i++)
+        c->x[i] = sinf((float)i * 0.37f);
+    for (int t = 0; t < N; t++)
+        for (int i = 0; i < K; i++) {
+            c->id[t * K + i] = (t * 3 + i * 4) % 16;
+            c->weight[t * K + i] = 0.25f + 0.1f * (float)i;
+        }
+    return c;
+}
+
+/* What a store of the checkpoint itself gives. */
+static void exact(int layer, Call *c, float *y) {
+    StoreConf conf = {
+        .backend = "cpu", .device = "none", .n_shards = 1, .threads = 1, .node = -1, .max_rows = N};
+    Store *s;
+    assert_int_equal(store_open(&s, weights, &conf, NULL), 0);
+    store_compute(s, layer, N, K, c->x, c->id, c->weight, y, NULL, NULL);
+    assert_string_equal(store_format(s), "checkpoint");
+    assert_true(store_model_id(s) == weights_id(weights));
+    store_close(s);
+}
+
+static double relative_rms(const float *a, const float *b) {
+    double e = 0, s = 0;
+    for (int i = 0; i < N * HIDDEN; i++) {
+        e += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        s += (double)b[i] * (double)b[i];
+    }
+    return sqrt(e / s);
+}
+
+static void test_shards_sum_to_the_checkpoint(void **state) {
+    (void)state;
+    Call *c = call_new();
+    float *want = malloc(sizeof c->y), *sum = malloc(sizeof c->y);
+    exact(8, c, want);
+    for (int shards = 1; shards <= 2; shards++) {
+        memset(sum, 0, sizeof c->y);
+        for (int k = 0; k < shards; k++) {
+            StoreConf conf = conf_of(k, shards, "none");
+            Store *s;
+            assert_int_equal(store_open(&s, NULL, &conf, NULL), 0);
+            assert_int_equal(store_selftest(s, NULL), 0);
+            assert_true(store_model_id(s) == weights_id(weights));
+            assert_int_equal(store_fingerprint(s), 0);
+            assert_string_equal(store_format(s), "int8-g64-f16");
+            assert_int_equal(store_n_experts(s), 8 * 16);
+            assert_int_equal(store_shape(s)->n_active, 4);
+            assert_true(store_shape(s)->layer_dense[0] && !store_shape(s)->layer_dense[1]);
+            StoreWork w = store_compute(s, 8, N, K, c->x, c->id, c->weight, c->y, NULL, NULL);
+            assert_int_equal(w.n_experts, 16);
+            assert_int_equal(w.bytes, store_weight_bytes(s) / 8);
+            for (int i = 0; i < N * HIDDEN; i++)
+                sum[i] += c->y[i];
+            store_close(s);
+        }
+        assert_true(relative_rms(sum, want) < 0.03); /* int8 weights and activations */
+    }
+    free(want);
+    free(sum);
+    free(c);
+}
+
+static void test_what_is_held(void **state) {
+    (void)state;
+    StoreConf conf = conf_of(0, 1, "6");
+    Store *s;
+    assert_int_equal(store_open(&s, NULL, &conf, NULL), 0);
+    assert_int_equal(store_n_experts(s), 8 * 10);
+    assert_false(store_holds(s, 1, 5));
+    assert_true(store_holds(s, 1, 6) && store_holds(s, 8, 15));
+    assert_false(store_holds(s, 0, 6) || store_holds(s, 9, 6) || store_holds(s, 1, 16) ||
+                 store_holds(s, -1, 6) || store_holds(s, 1, -1));
+    assert_true(node_mem_report(store_memory(s), -1).local_bytes >= store_weight_bytes(s) ||
+                node_mem_report(store_memory(s), -1).node == -1);
+    Speed v = speed_measure(s);
+    assert_true(v.in_cache && v.memory_gb_per_s > 0 && v.kernel_gb_per_s > 0 && v.layer_us > 0);
+    store_close(s);
+}
+
+static void refused(const StoreConf *conf, int code, const char *text) {
+    Store *s = NULL;
+    Err err = {0};
+    assert_int_equal(store_open(&s, NULL, conf, &err), code);
+    if (!strstr(err.text, text))
+        fail_msg("\"%s\" is not in \"%s\"", text, err.text);
+    assert_null(s);
+}
+
+static void test_files_that_do_not_fit(void **state) {
+    (void)state;
+    char path[128], other[136], one[128];
+    StoreConf conf = conf_of(0, 3, "none");
+    refused(&conf, E_UNSUPPORTED,
+            "3 shards: an expert of 128 inner channels in groups of 64 has 2");
+    conf = conf_of(2, 2, "none");
+    refused(&conf, E_INVAL, "shard 2 of 2");
+    conf = conf_of(0, 1, "all");
+    refused(&conf, E_INVAL, "nothing is left");
+    conf = conf_of(0, 1, "17");
+    refused(&conf, E_INVAL, "17");
+    conf = conf_of(0, 1, "none");
+    conf.files = "/tmp";
+    refused(&conf, E_NOTFOUND, "no expert files");
+    conf.files = dir;
+    layer_path(path, 4);
+    snprintf(other, sizeof other, "%s.away", path);
+    assert_int_equal(rename(path, other), 0); /* a gap */
+    refused(&conf, E_NOTFOUND, "layer-004.experts");
+    layer_path(one, 5);
+    assert_int_equal(link(one, path), 0); /* another layer under its name */
+    refused(&conf, E_MISMATCH, "the file of layer 4 holds layer 5");
+    unlink(path);
+    ExpertPackConf c = {
+        .weights = weights, .dir = dir, .geom = {HIDDEN, 128, 4, 64, IQ_SCALE_F16}, .threads = 2};
+    ExpertPackResult r;
+    assert_int_equal(expert_pack_layer(&c, 4, &r, NULL), 0); /* another geometry */
+    refused(&conf, E_MISMATCH, "layer 4 is of another geometry than layer 1");
+    unlink(path);
+    assert_int_equal(rename(other, path), 0);
+    FILE *f = fopen(path, "r+"); /* one bit of the data of the last expert */
+    assert_non_null(f);
+    fseek(f, -9, SEEK_END);
+    int byte = fgetc(f);
+    fseek(f, -9, SEEK_END);
+    fputc(byte ^ 1, f);
+    fclose(f);
+    refused(&conf, E_FORMAT, "expert 15, unit 1 is damaged");
+    conf = conf_of(0, 2, "none"); /* the other shard does not read that unit */
+    Store *s;
+    assert_int_equal(store_open(&s, NULL, &conf, NULL), 0);
+    store_close(s);
+    f = fopen(path, "r+");
+    fseek(f, -9, SEEK_END);
+    fputc(byte, f);
+    fclose(f);
+}
+
+typedef struct Nested {
+    Store *s;
+    Call *c;
+    float want[HIDDEN];
+    int n;
+} Nested;
+
+static void call_inside(void *arg) {
+    Nested *d = arg;
+    float y[HIDDEN];
+    store_compute(d->s, 3, 1, K, d->c->x, d->c->id, d->c->weight, y, NULL, NULL);
+    assert_memory_equal(y, d->want, sizeof y);
+    d->n++;
+}
+
+static void test_small_calls_inside_of_large_ones(void **state) {
+    (void)state;
+    StoreConf conf = conf_of(0, 1, "none");
+    Nested d = {.c = call_new()};
+    assert_int_equal(store_open(&d.s, NULL, &conf, NULL), 0);
+    store_compute(d.s, 3, 1, K, d.c->x, d.c->id, d.c->weight, d.want, NULL, NULL);
+    float *alone = malloc(sizeof d.c->y);
+    for (int round = 0; round < 50; round++) { /* and in turns */
+        store_compute(d.s, 2, N, K, d.c->x, d.c->id, d.c->weight, alone, NULL, NULL);
+        store_compute(d.s, 2, N, K, d.c->x, d.c->id, d.c->weight, d.c->y, call_inside, &d);
+        assert_memory_equal(alone, d.c->y, sizeof d.c->y);
+    }
+    assert_true(d.n >= 50);
+    store_close(d.s);
+    free(alone);
+    free(d.c);
+}
+
+/* ---- memory while loading ---- */
+
+enum { BIG_EXPERTS = 128 };
+
+static const ExpertHead BIG = {.geom = {1024, 512, 4, 64, IQ_SCALE_F16},
+                               .n_experts = BIG_EXPERTS,
+                               .n_active = 8,
+                               .n_layers = 1,
+                               .model_id = 5,
+                               .method = "zeros"};
+
+/* A file of zeros, whose blocks the file system does not even have. */
+static void write_big(const char *where) {
+    char path[128];
+    size_t unit = iq_unit_bytes(&BIG.geom), units = (size_t)iq_units(&BIG.geom) * BIG_EXPERTS,
+           head = expert_header_bytes(&BIG);
+    uint8_t *zeros = calloc(1, unit), *header = malloc(head);
+    uint64_t *hash = malloc(units * sizeof *hash);
+    for (size_t i = 0; i < units; i++)
+        hash[i] = XXH3_64bits(zeros, unit);
+    expert_header_write(&BIG, hash, header);
+    expert_file_path(path, sizeof path, where, 0);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(header, 1, head, f), head);
+    fclose(f);
+    assert_int_equal(truncate(path, (off_t)(head + units * unit)), 0);
+    free(zeros);
+    free(header);
+    free(hash);
+}
+
+static double peak_mib(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)u.ru_maxrss / 1024;
+}
+
+/* In a process of its own, since a peak does not go down again. */
+static void test_loading_takes_no_second_copy(void **state) {
+    (void)state;
+    char where[64] = "/tmp/baton-big-XXXXXX", path[128];
+    assert_non_null(mkdtemp(where));
+    write_big(where);
+    pid_t child = fork();
+    if (child == 0) {
+        StoreConf conf = conf_of(1, 2, "none");
+        conf.files = where;
+        conf.max_rows = 4;
+        double before = peak_mib();
+        Store *s;
+        if (store_open(&s, NULL, &conf, NULL))
+            _exit(1);
+        double slice = (double)store_weight_bytes(s) / (1 << 20), grown = peak_mib() - before;
+        _exit(grown > 0.95 * slice && grown < 1.05 * slice + 8 ? 0 : 2); /* 8: buffers, threads */
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    expert_file_path(path, sizeof path, where, 0);
+    unlink(path);
+    rmdir(where);
+    assert_int_equal(status, 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shards_sum_to_the_checkpoint),
+        cmocka_unit_test(test_what_is_held),
+        cmocka_unit_test(test_files_that_do_not_fit),
+        cmocka_unit_test(test_loading_takes_no_second_copy),
+        cmocka_unit_test(test_small_calls_inside_of_large_ones),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
