@@ -11,7 +11,8 @@
 enum {
     READ_US = 60000,       /* at least so long is read */
     CALLS_US = 200000,     /* and computed */
-    MEMORY_MIN = 64 << 20, /* slices below it say nothing about memory */
+    CACHES = 2,            /* slices of fewer caches' size say nothing about memory, */
+    MEMORY_MIN = 64 << 20, /* nor do smaller ones, where no cache is known */
 };
 
 static uint64_t next_random(uint64_t *state) {
@@ -79,7 +80,8 @@ static void gauge(const char *name, const char *help, double v) {
 
 Speed speed_measure(Store *s) {
     const Shape *shape = store_shape(s);
-    Speed v = {.in_cache = store_weight_bytes(s) < MEMORY_MIN};
+    uint64_t cache = CACHES * store_files_cache(store_files(s));
+    Speed v = {.in_cache = store_weight_bytes(s) < (cache > MEMORY_MIN ? cache : MEMORY_MIN)};
     /* Tokens want every expert alike, those included that the callers hold. */
     v.token_bytes = (double)store_weight_bytes(s) / shape->n_experts * shape->n_active;
     v.memory_gb_per_s = read_speed(s);

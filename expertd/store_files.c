@@ -253,6 +253,10 @@ const NodeMem *store_files_memory(const StoreFiles *f) {
     return &f->memory;
 }
 
+uint64_t store_files_cache(const StoreFiles *f) {
+    return topo_cache_bytes(f->topo, f->conf->node);
+}
+
 IqIsa store_files_isa(const StoreFiles *f) {
     return iq_run_isa(f->small);
 }

@@ -33,6 +33,9 @@ StoreFiles *store_files(Store *s);
 /* GB/s of reading a thousand slices or so with the compute threads, other ones at each call. */
 double store_files_read(StoreFiles *f);
 
+/* Last-level cache of the cores that compute, in bytes. */
+uint64_t store_files_cache(const StoreFiles *f);
+
 /* As store_selftest. */
 int store_files_selftest(StoreFiles *f, Err *err);
 
