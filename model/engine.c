@@ -216,6 +216,8 @@ static const Ops *find_backend(const EngineConf *c, Err *err) {
     if (c->ops)
         return c->ops;
     const Ops *ops = NULL;
+    if (!strcmp(c->backend, "cuda"))
+        return ops_cuda(err);
     if (!strcmp(c->backend, "ref"))
         ops = ops_ref();
     else if (!strcmp(c->backend, "cpu"))
@@ -223,9 +225,9 @@ static const Ops *find_backend(const EngineConf *c, Err *err) {
     else if (!strncmp(c->backend, "cpu-", 4))
         ops = ops_cpu(c->backend + 4);
     if (!ops)
-        err_set(err, E_UNSUPPORTED, "backend %s: this build and processor offer ref, cpu%s%s",
+        err_set(err, E_UNSUPPORTED, "backend %s: this build and processor offer ref, cpu%s%s%s",
                 c->backend, ops_cpu("avx2") ? ", cpu-avx2" : "",
-                ops_cpu("avx512") ? ", cpu-avx512" : "");
+                ops_cpu("avx512") ? ", cpu-avx512" : "", ops_cuda(NULL) ? ", cuda" : "");
     return ops;
 }
 
@@ -314,6 +316,22 @@ const Shape *engine_shape(const Engine *e) {
 
 KvLayout engine_kv_layout(const Engine *e) {
     return forward_kv_layout(weights_shape(e->weights), e->conf.kv_dtype, e->conf.mtp);
+}
+
+int engine_pool_new(Engine *e, uint64_t bytes, void **out, Err *err) {
+    return e->ops->pool_new(e->dev[0], bytes, out, err);
+}
+
+void engine_pool_free(Engine *e, void *pool) {
+    e->ops->pool_free(e->dev[0], pool);
+}
+
+void engine_get(Engine *e, const Tensor *t, void *host) {
+    e->ops->download(e->dev[0], t, host);
+}
+
+void engine_put(Engine *e, Tensor *t, const void *host) {
+    e->ops->upload(e->dev[0], t, host);
 }
 
 void engine_kv_bind(Engine *e, const KvLayout *layout, void *pool) {

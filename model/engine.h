@@ -13,7 +13,7 @@
 typedef struct Engine Engine;
 
 typedef struct EngineConf {
-    const char *backend; /* "cpu", "ref", "cpu-avx2", "cpu-avx512" */
+    const char *backend; /* "cpu", "ref", "cpu-avx2", "cpu-avx512", "cuda" */
     int tp;
     int threads; /* per rank, host backends; 0: cores / tp */
     int max_rows, max_seqs, max_context, max_logits;
@@ -41,8 +41,12 @@ void engine_close(Engine *e);
 const char *engine_backend(const Engine *e); /* the table really taken: "cpu-avx512" */
 const Shape *engine_shape(const Engine *e);
 
-/* Geometry of the pool without its page count, and binding of memory of kv_pool_bytes. */
+/* Geometry of the pool without its page count, memory for one where the backend wants it (the
+ * caller's to give back before the engine closes; NULL is fine), and binding of kv_pool_bytes of
+ * it. */
 KvLayout engine_kv_layout(const Engine *e);
+int engine_pool_new(Engine *e, uint64_t bytes, void **out, Err *err);
+void engine_pool_free(Engine *e, void *pool);
 void engine_kv_bind(Engine *e, const KvLayout *layout, void *pool);
 
 /* One step. probe (may be NULL) is called on rank 0's thread. E_ codes of the expert port when the
@@ -54,6 +58,10 @@ int engine_step(Engine *e, const OpsBatch *batch, EngineRow *rows, int n_rows,
  */
 int engine_mtp(Engine *e, const OpsBatch *batch, const int32_t *hidden_row, bool from_state,
                EngineRow *rows, int n_rows, Err *err);
+/* Numbers of a tensor of rank 0 to host memory, densely packed, and back; between steps, or inside
+ * of a probe. */
+void engine_get(Engine *e, const Tensor *t, void *host);
+void engine_put(Engine *e, Tensor *t, const void *host);
 /* logits[n_rows, vocab] of the last step, in host memory. */
 const float *engine_logits(const Engine *e, int row);
 

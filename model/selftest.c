@@ -121,9 +121,13 @@ static int check_linear(Side side[2], Dtype dtype, int rows, int cols, Err *err)
 
 /* Writes `n` positions of noise as latent rows and index keys, then selects and attends from the
  * last one. */
-static void run_attention(Side *s, const Shape *sh, const KvLayout *l, void *pool, int n,
-                          float *out, int32_t *topk) {
+static int run_attention(Side *s, const Shape *sh, const KvLayout *l, int n, float *out,
+                         int32_t *topk, Err *err) {
     const Ops *op = s->ops;
+    void *pool;
+    int rc = op->pool_new(s->dev, kv_pool_bytes(l), &pool, err);
+    if (rc)
+        return rc;
     int32_t *tok = xcalloc((size_t)n * 3, sizeof *tok), *pos = tok + n, *seq = pos + n, page[64];
     Tensor list, o, kv = upload_noise(s, n, sh->kv_lora + sh->rope, 11),
                     key = upload_noise(s, n, sh->index_dim, 12);
@@ -147,7 +151,9 @@ static void run_attention(Side *s, const Shape *sh, const KvLayout *l, void *poo
     Tensor *all[] = {&list, &o, &kv, &key, &q, &iq, &iw};
     for (size_t i = 0; i < 7; i++)
         op->tensor_free(s->dev, all[i]);
+    op->pool_free(s->dev, pool);
     free(tok);
+    return 0;
 }
 
 static int check_attention(Side side[2], const Shape *sh, Dtype dtype, Err *err) {
@@ -161,20 +167,18 @@ static int check_attention(Side side[2], const Shape *sh, Dtype dtype, Err *err)
                   .n_pages = 64};
     float *out = xcalloc((size_t)sh->kv_lora * 2, sizeof *out);
     int32_t *topk = xcalloc((size_t)K * 2, sizeof *topk);
-    void *pool = xaligned(kv_pool_bytes(&l));
-    for (int i = 0; i < 2; i++)
-        run_attention(&side[i], sh, &l, pool, n, out + i * sh->kv_lora, topk + i * K);
+    int rc = 0;
+    for (int i = 0; i < 2 && rc == 0; i++)
+        rc = run_attention(&side[i], sh, &l, n, out + i * sh->kv_lora, topk + i * K, err);
     int other = 0;
     for (int i = 0; i < K; i++)
         other += topk[i] != topk[K + i];
     double d = distance(out, out + sh->kv_lora, sh->kv_lora);
-    int rc = 0;
-    if (other > 2 || !(d < 1e-4))
+    if (rc == 0 && (other > 2 || !(d < 1e-4)))
         rc = err_set(err, E_MISMATCH,
                      "self-test: %s attention over %s KV differs from the reference by %.1e, in %d "
                      "of %d positions",
                      side[1].ops->name, dtype_name(dtype), d, other, K);
-    free(pool);
     free(topk);
     free(out);
     return rc;

@@ -23,6 +23,7 @@ typedef struct Options {
 
 /* Collects what the probe shows of a prompt, all chunks one after the other. */
 typedef struct Seen {
+    Engine *engine;
     const Shape *shape;
     int n; /* rows of the chunks so far */
     int n_prompt, chunk_rows;
@@ -33,12 +34,6 @@ typedef struct Seen {
     int32_t *topk;  /* [n_index, n_prompt, K] */
 } Seen;
 
-static void copy_rows(const Tensor *t, void *to) {
-    for (int r = 0; r < t->rows; r++)
-        memcpy((char *)to + (size_t)r * (size_t)t->cols * 4,
-               (char *)t->at + (size_t)r * (size_t)t->ld * 4, (size_t)t->cols * 4);
-}
-
 static void on_probe(void *arg, ForwardPoint point, int layer, const Tensor *t) {
     Seen *s = arg;
     const Shape *sh = s->shape;
@@ -46,29 +41,32 @@ static void on_probe(void *arg, ForwardPoint point, int layer, const Tensor *t) 
            h = (size_t)sh->hidden, l = (size_t)layer;
     switch (point) {
     case FORWARD_HIDDEN:
-        copy_rows(t, s->hidden + (l * np + at) * h);
+        engine_get(s->engine, t, s->hidden + (l * np + at) * h);
         break;
     case FORWARD_FINAL:
-        copy_rows(t, s->final + at * h);
+        engine_get(s->engine, t, s->final + at * h);
         s->n += t->rows;
         break;
     case FORWARD_ROUTE:
-        copy_rows(t, s->route + (l * np + at) * k);
+        engine_get(s->engine, t, s->route + (l * np + at) * k);
         break;
     case FORWARD_WEIGHT:
-        copy_rows(t, s->weight + (l * np + at) * k);
+        engine_get(s->engine, t, s->weight + (l * np + at) * k);
         break;
     case FORWARD_TOPK:
-        copy_rows(t, s->topk + ((size_t)sh->index_slot[layer] * np + at) * (size_t)sh->index_topk);
+        engine_get(s->engine, t,
+                   s->topk + ((size_t)sh->index_slot[layer] * np + at) * (size_t)sh->index_topk);
         break;
     case FORWARD_KV:
         break;
     }
 }
 
-static Seen seen_new(const Shape *s, int n_prompt) {
+static Seen seen_new(Engine *engine, int n_prompt) {
+    const Shape *s = engine_shape(engine);
     size_t np = (size_t)n_prompt, layers = (size_t)s->n_layers, k = (size_t)s->n_active;
     return (Seen){
+        .engine = engine,
         .shape = s,
         .n_prompt = n_prompt,
         .hidden = xcalloc(layers * np * (size_t)s->hidden, 4),
@@ -272,7 +270,7 @@ static bool check_prompt(Rig *r, const Oracle *o, const json_t *p, const Options
     int32_t *ids = oracle_ints(p, "ids", &n);
     double tol = n <= 1000 ? opt->tol_short : opt->tol_long;
     RigSeq seq = rig_seq_new(r, n + 64);
-    Seen seen = seen_new(engine_shape(r->engine), n);
+    Seen seen = seen_new(r->engine, n);
     ForwardProbe probe = {&seen, on_probe};
     Err err = {0};
     int rc = rig_append(r, &seq, ids, n, opt->chunk, 1, &probe, &err);

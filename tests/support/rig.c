@@ -4,6 +4,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LINE = 4096 }; /* bytes */
+
+/* Fills the pool with NaN, in lines of numbers and what is left after the last one. */
+static void poison(Rig *r) {
+    size_t bytes = kv_pool_bytes(&r->layout), rest = bytes % LINE / 4;
+    void *ones = xmalloc(bytes);
+    memset(ones, 0xff, bytes);
+    Tensor lines = {r->pool, DT_F32, (int)(bytes / LINE), LINE / 4, LINE / 4, false},
+           last = {(char *)r->pool + bytes / LINE * LINE, DT_F32, 1, (int)rest, (int)rest, false};
+    engine_put(r->engine, &lines, ones);
+    if (rest > 0)
+        engine_put(r->engine, &last, ones);
+    free(ones);
+}
+
 int rig_open(Rig *r, const RigConf *c, Err *err) {
     memset(r, 0, sizeof *r);
     int rc = weights_open(&r->weights, c->dir, err);
@@ -30,18 +45,23 @@ int rig_open(Rig *r, const RigConf *c, Err *err) {
     r->max_pages = (ec.max_context + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS;
     r->layout = engine_kv_layout(r->engine);
     r->layout.n_pages = r->max_pages * ec.max_seqs;
-    r->pool = xmalloc(kv_pool_bytes(&r->layout));
-    memset(r->pool, 0xff, kv_pool_bytes(&r->layout));
+    rc = engine_pool_new(r->engine, kv_pool_bytes(&r->layout), &r->pool, err);
+    if (rc) {
+        engine_close(r->engine);
+        weights_close(r->weights);
+        return rc;
+    }
+    poison(r);
     r->pages = kv_pool_new((int)r->layout.n_pages);
     engine_kv_bind(r->engine, &r->layout, r->pool);
     return 0;
 }
 
 void rig_close(Rig *r) {
+    engine_pool_free(r->engine, r->pool);
     engine_close(r->engine);
     weights_close(r->weights);
     kv_pool_free(r->pages);
-    free(r->pool);
 }
 
 static int pages_for(int tokens) {

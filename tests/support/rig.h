@@ -1,5 +1,5 @@
-/* A model ready to run inside one test program: checkpoint, engine, a pool in plain memory,
- * sequences with pages. One thread. */
+/* A model ready to run inside one test program: checkpoint, engine, a pool, sequences with pages.
+ * One thread. */
 #pragma once
 
 #include "model/engine.h"
