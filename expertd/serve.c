@@ -1,16 +1,22 @@
 /* See serve.h. The loop thread owns Serve and the list of callers; a Call belongs to the worker
- * between queue_push and loop_post. */
+ * between order_push and loop_post. */
 #include "expertd/serve.h"
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/queue.h"
 #include "base/stat.h"
+#include "expertd/order.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+    INSIDE = 8,        /* small calls in one opening of a large one */
+    RATE_WINDOW_S = 5, /* over which the rate of reading weights is an average */
+};
 
 typedef struct Call {
     Serve *serve;
@@ -19,7 +25,8 @@ typedef struct Call {
     int layer, n, k;
     float *x, *weight, *y;
     int32_t *expert;
-    int64_t arrived_us, compute_us;
+    int64_t arrived_us, done_us;
+    int64_t compute_us;       /* without that of calls inside of it */
     struct Call *next, *prev; /* loop thread: calls not yet answered */
 } Call;
 
@@ -29,30 +36,70 @@ struct Serve {
     const Shape *shape;
     int max_rows;
     uint64_t generation;
-    Queue *queue;
+    Order *order;
     pthread_t worker;
     Call *open; /* calls not yet answered */
     int n_open;
     _Atomic int64_t busy_since_ms; /* worker: begin of the call being computed, 0 between calls */
-    StatCounter *calls, *refused, *rows;
-    StatHist *wait_s, *compute_s;
+    int64_t inside_us;             /* worker: of small calls inside of the current large one */
+    double rate_bytes, rate_s;     /* worker: read and computed lately, older parts count less */
+    int64_t rate_us;               /* worker: when they were brought up to date */
+    StatCounter *calls, *refused, *rows, *bytes;
+    StatGauge *rate, *depth;
+    StatHist *wait_s, *compute_s, *reply_s, *call_rows, *call_experts;
 };
 
 /* ---- worker thread ---- */
 
 static void on_done(void *arg);
 
+/* Bytes of weights per second of computation, an average that forgets. */
+static void count_rate(Serve *s, uint64_t bytes, int64_t compute_us) {
+    int64_t now = clock_now_us();
+    double keep = exp(-(double)(now - s->rate_us) * 1e-6 / RATE_WINDOW_S);
+    s->rate_us = now;
+    s->rate_bytes = s->rate_bytes * keep + (double)bytes;
+    s->rate_s = s->rate_s * keep + (double)compute_us * 1e-6;
+    if (s->rate_s > 0)
+        stat_set(s->rate, s->rate_bytes / s->rate_s);
+}
+
+static void on_opening(void *arg);
+
+static void compute(Serve *s, Call *c, void (*between)(void *arg)) {
+    int64_t begin = clock_now_us(), inside_before = s->inside_us;
+    StoreWork work =
+        store_compute(s->store, c->layer, c->n, c->k, c->x, c->expert, c->weight, c->y, between, s);
+    c->done_us = clock_now_us();
+    c->compute_us = c->done_us - begin - (s->inside_us - inside_before);
+    stat_observe(s->wait_s, (double)(begin - c->arrived_us) * 1e-6);
+    stat_observe(s->compute_s, (double)c->compute_us * 1e-6);
+    stat_observe(s->call_rows, c->n);
+    stat_observe(s->call_experts, work.n_experts);
+    stat_add(s->bytes, (double)work.bytes);
+    count_rate(s, work.bytes, c->compute_us);
+    CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE of them */
+}
+
+/* Between two parts of a large call. */
+static void on_opening(void *arg) {
+    Serve *s = arg;
+    int64_t begin = clock_now_us();
+    Call *c = NULL;
+    for (int i = 0; i < INSIDE && (c = order_pop_small(s->order)); i++)
+        compute(s, c, NULL);
+    s->inside_us += clock_now_us() - begin;
+}
+
 static void *worker_main(void *arg) {
     Serve *s = arg;
-    for (Call *c; (c = queue_pop(s->queue, -1));) {
-        int64_t begin = clock_now_us();
-        atomic_store(&s->busy_since_ms, begin / 1000);
-        store_compute(s->store, c->layer, c->n, c->k, c->x, c->expert, c->weight, c->y, NULL, NULL);
-        c->compute_us = clock_now_us() - begin;
+    Err err = {0};
+    if (store_pin_caller(s->store, &err))
+        LOG_WARN("the worker thread stays unpinned: %s", err.text);
+    for (Call *c; (c = order_pop(s->order, -1));) {
+        atomic_store(&s->busy_since_ms, clock_now_ms());
+        compute(s, c, c->n > STORE_SMALL_ROWS ? on_opening : NULL);
         atomic_store(&s->busy_since_ms, 0);
-        stat_observe(s->wait_s, (double)(begin - c->arrived_us) * 1e-6);
-        stat_observe(s->compute_s, (double)c->compute_us * 1e-6);
-        CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE of them */
     }
     return NULL;
 }
@@ -67,7 +114,7 @@ static void call_free(Call *c) {
         s->open = c->next;
     if (c->next)
         c->next->prev = c->prev;
-    s->n_open--;
+    stat_set(s->depth, --s->n_open);
     free(c->x);
     free(c);
 }
@@ -90,6 +137,7 @@ static void on_done(void *arg) {
         r.call = c->id;
         r.compute_us = (uint32_t)c->compute_us;
         reply(s, c->peer, &r, c->y, (size_t)c->n * (size_t)s->shape->hidden * sizeof(float));
+        stat_observe(s->reply_s, (double)(clock_now_us() - c->done_us) * 1e-6);
     }
     call_free(c);
 }
@@ -127,11 +175,21 @@ static const char *check(const Serve *s, const Baton__ExpertCall *c, const void 
     return NULL;
 }
 
-static bool ids_held(const Serve *s, const Call *c) {
-    for (int i = 0; i < c->n * c->k; i++)
-        if (c->expert[i] != -1 && !store_holds(s->store, c->layer, c->expert[i]))
-            return false;
-    return true;
+/* What is wrong with the ids of a call, or NULL. */
+static const char *check_ids(const Serve *s, const Call *c) {
+    for (int r = 0; r < c->n; r++) {
+        const int32_t *id = c->expert + (size_t)r * (size_t)c->k;
+        for (int i = 0; i < c->k; i++) {
+            if (id[i] == -1)
+                continue;
+            if (!store_holds(s->store, c->layer, id[i]))
+                return "an expert that this daemon does not hold";
+            for (int j = 0; j < i; j++)
+                if (id[j] == id[i])
+                    return "an expert twice in one row";
+        }
+    }
+    return NULL;
 }
 
 static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const void *blob,
@@ -154,7 +212,7 @@ static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const
     if (s->open)
         s->open->prev = c;
     s->open = c;
-    s->n_open++;
+    stat_set(s->depth, ++s->n_open);
     return c;
 }
 
@@ -169,11 +227,10 @@ void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const
         return;
     }
     Call *c = call_new(s, peer, m, blob, blob_len);
-    if (!ids_held(s, c)) {
-        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_INVALID,
-               "an expert that this daemon does not hold");
+    if ((wrong = check_ids(s, c))) {
+        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_INVALID, wrong);
         call_free(c);
-    } else if (!queue_push(s->queue, c)) {
+    } else if (!order_push(s->order, c, c->n <= STORE_SMALL_ROWS)) {
         refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_BUSY, "too many calls wait");
         call_free(c);
     } else {
@@ -197,6 +254,28 @@ bool serve_alive(const Serve *s) {
     return since == 0 || clock_now_ms() - since < SERVE_STUCK_MS;
 }
 
+static void open_stats(Serve *s) {
+    static const double powers[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+    s->calls = stat_counter("baton_expert_calls_total", "", "Expert calls accepted.");
+    s->refused = stat_counter("baton_expert_refused_total", "", "Expert calls refused.");
+    s->rows = stat_counter("baton_expert_rows_total", "", "Tokens in accepted expert calls.");
+    s->wait_s = stat_hist_seconds("baton_expert_wait_seconds", "",
+                                  "From the arrival of a call to the begin of its computation.");
+    s->compute_s = stat_hist_seconds("baton_expert_compute_seconds", "", "Computation of a call.");
+    s->reply_s = stat_hist_seconds("baton_expert_reply_seconds", "",
+                                   "From the end of a call's computation to its sent answer.");
+    s->call_rows = stat_hist("baton_expert_call_rows", "", "Tokens of a computed call.", powers,
+                             (int)(sizeof powers / sizeof *powers));
+    s->call_experts =
+        stat_hist("baton_expert_call_experts", "", "Distinct experts that a call read.", powers,
+                  (int)(sizeof powers / sizeof *powers));
+    s->bytes = stat_counter("baton_expert_weight_bytes_total", "",
+                            "Bytes of weights that computed calls read.");
+    s->rate = stat_gauge("baton_expert_weight_bytes_per_second", "",
+                         "Bytes of weights per second of computation, over the last seconds.");
+    s->depth = stat_gauge("baton_expert_waiting", "", "Calls accepted and not yet answered.");
+}
+
 int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,
                uint64_t generation, Err *err) {
     Serve *s = xcalloc(1, sizeof *s);
@@ -205,16 +284,11 @@ int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int ma
                  .shape = shape,
                  .max_rows = max_rows,
                  .generation = generation};
-    s->queue = queue_new(SERVE_QUEUE);
-    s->calls = stat_counter("baton_expert_calls_total", "", "Expert calls accepted.");
-    s->refused = stat_counter("baton_expert_refused_total", "", "Expert calls refused.");
-    s->rows = stat_counter("baton_expert_rows_total", "", "Tokens in accepted expert calls.");
-    s->wait_s = stat_hist_seconds("baton_expert_wait_seconds", "",
-                                  "From the arrival of a call to the begin of its computation.");
-    s->compute_s = stat_hist_seconds("baton_expert_compute_seconds", "", "Computation of a call.");
+    s->order = order_new(SERVE_QUEUE);
+    open_stats(s);
     int rc = pthread_create(&s->worker, NULL, worker_main, s);
     if (rc) {
-        queue_free(s->queue);
+        order_free(s->order);
         free(s);
         return err_set(err, E_IO, "cannot start the worker thread: %s", strerror(rc));
     }
@@ -225,12 +299,10 @@ int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int ma
 void serve_close(Serve *s) {
     if (!s)
         return;
-    while (queue_pop(s->queue, 0)) /* their memory is freed through the list below */
-        ;
-    queue_close(s->queue);
+    order_close(s->order); /* what waits in it is freed through the list below */
     pthread_join(s->worker, NULL);
     while (s->open)
         call_free(s->open);
-    queue_free(s->queue);
+    order_free(s->order);
     free(s);
 }

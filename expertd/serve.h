@@ -1,8 +1,10 @@
-/* Expert calls: checked on the loop thread, computed one after the other by one worker thread,
- * answered on the loop thread.
+/* Expert calls: checked on the loop thread, computed by one worker thread, answered on the loop
+ * thread.
  *
- * At most SERVE_QUEUE calls wait; a call beyond that is answered with FAIL_BUSY. A caller that is
- * gone by the time its answer is ready costs nothing more. */
+ * Calls of at most STORE_SMALL_ROWS go ahead of larger ones, and inside of a running larger one
+ * where the store allows it; a larger one still gets its turn (order.h). At most SERVE_QUEUE calls
+ * wait; a call beyond that is answered with FAIL_BUSY. A caller that is gone by the time its answer
+ * is ready costs nothing more. */
 #pragma once
 
 #include "base/loop.h"

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-enum { MAX_SENT = 1024, GENERATION = 77 };
+enum { MAX_SENT = 1024, GENERATION = 77, MAX_ROWS = 2 * STORE_SMALL_ROWS };
 
 struct BusPeer {
     Baton__Hello hello;
@@ -62,14 +62,18 @@ typedef struct Fixture {
 static int setup(void **state) {
     Fixture *f = xcalloc(1, sizeof *f);
     Err err = {0};
-    StoreConf conf = {
-        .backend = "cpu", .device = "4", .shard = 0, .n_shards = 2, .threads = 1, .max_rows = 8};
+    StoreConf conf = {.backend = "cpu",
+                      .device = "4",
+                      .shard = 0,
+                      .n_shards = 2,
+                      .threads = 1,
+                      .max_rows = MAX_ROWS};
     assert_int_equal(weights_open(&f->weights, "tests/models/tiny-glm52/fp8", &err), 0);
     assert_int_equal(store_open(&f->store, f->weights, &conf, &err), 0);
     f->loop = loop_new();
-    assert_int_equal(
-        serve_open(&f->serve, f->loop, f->store, weights_shape(f->weights), 8, GENERATION, &err),
-        0);
+    assert_int_equal(serve_open(&f->serve, f->loop, f->store, weights_shape(f->weights), MAX_ROWS,
+                                GENERATION, &err),
+                     0);
     for (int i = 0; i < 2; i++) {
         baton__hello__init(&f->peer[i].hello);
         f->peer[i].hello.name = (char *)"decode-0";
@@ -100,8 +104,9 @@ static int teardown(void **state) {
 typedef struct Message {
     uint64_t call, generation;
     uint32_t layer, n_rows, k;
-    int32_t id;
+    int32_t id;   /* of the first place; the others have further experts that are held */
     size_t extra; /* bytes too many */
+    bool twice;   /* id in all places */
 } Message;
 
 static void send_call(Fixture *f, int peer, Message m) {
@@ -111,7 +116,8 @@ static void send_call(Fixture *f, int peer, Message m) {
     for (size_t i = 0; i < n * hidden; i++)
         blob[i] = 0.01f * (float)(i % 7);
     for (size_t i = 0; i < n * k; i++) {
-        ((int32_t *)(blob + n * hidden))[i] = m.id;
+        int place = (int)(i % k);
+        ((int32_t *)(blob + n * hidden))[i] = place && !m.twice ? 4 + (5 + place) % 12 : m.id;
         blob[n * hidden + n * k + i] = 0.5f;
     }
     Baton__ExpertCall c = BATON__EXPERT_CALL__INIT;
@@ -126,7 +132,7 @@ static void send_call(Fixture *f, int peer, Message m) {
 static void test_answers_in_order(void **state) {
     Fixture *f = *state;
     for (uint64_t i = 0; i < 20; i++)
-        send_call(f, (int)(i % 2), (Message){i, GENERATION, 2, 3, 2, 9, 0});
+        send_call(f, (int)(i % 2), (Message){i, GENERATION, 2, 3, 2, 9, 0, false});
     until_idle(f);
     assert_int_equal(n_sent, 20);
     for (int i = 0; i < 20; i++) {
@@ -144,15 +150,16 @@ static void test_refusals_name_the_reason(void **state) {
         Message m;
         const char *part;
     } bad[] = {
-        {{1, GENERATION + 1, 2, 3, 2, 9, 0}, "generation"},
-        {{2, GENERATION, 0, 3, 2, 9, 0}, "layer"},
-        {{3, GENERATION, 900, 3, 2, 9, 0}, "layer"},
-        {{4, GENERATION, 2, 9, 2, 9, 0}, "n_rows"},
-        {{5, GENERATION, 2, 0, 2, 9, 0}, "n_rows"},
-        {{6, GENERATION, 2, 3, 17, 9, 0}, "k out"},
-        {{7, GENERATION, 2, 3, 2, 9, 4}, "another size"},
-        {{8, GENERATION, 2, 3, 2, 3, 0}, "not hold"},
-        {{9, GENERATION, 2, 3, 2, -7, 0}, "not hold"},
+        {{1, GENERATION + 1, 2, 3, 2, 9, 0, false}, "generation"},
+        {{2, GENERATION, 0, 3, 2, 9, 0, false}, "layer"},
+        {{3, GENERATION, 900, 3, 2, 9, 0, false}, "layer"},
+        {{4, GENERATION, 2, MAX_ROWS + 1, 2, 9, 0, false}, "n_rows"},
+        {{5, GENERATION, 2, 0, 2, 9, 0, false}, "n_rows"},
+        {{6, GENERATION, 2, 3, 17, 9, 0, false}, "k out"},
+        {{7, GENERATION, 2, 3, 2, 9, 4, false}, "another size"},
+        {{8, GENERATION, 2, 3, 2, 3, 0, false}, "not hold"},
+        {{9, GENERATION, 2, 3, 2, -7, 0, false}, "not hold"},
+        {{10, GENERATION, 2, 3, 2, 9, 0, true}, "twice"},
     };
     int n = (int)(sizeof bad / sizeof *bad);
     for (int i = 0; i < n; i++)
@@ -163,7 +170,7 @@ static void test_refusals_name_the_reason(void **state) {
         assert_non_null(strstr(sent[i].reason, bad[i].part));
         assert_int_equal(sent[i].bytes, 0);
     }
-    send_call(f, 0, (Message){10, GENERATION, 2, 1, 1, 9, 0});
+    send_call(f, 0, (Message){11, GENERATION, 2, 1, 1, 9, 0, false});
     until_idle(f);
     assert_int_equal(sent[n_sent - 1].code, BATON__FAIL_CODE__FAIL_NONE);
 }
@@ -171,7 +178,7 @@ static void test_refusals_name_the_reason(void **state) {
 static void test_queue_is_bounded(void **state) {
     Fixture *f = *state;
     for (uint64_t i = 0; i < SERVE_QUEUE + 60; i++)
-        send_call(f, 0, (Message){i, GENERATION, 2, 8, 8, 9, 0});
+        send_call(f, 0, (Message){i, GENERATION, 2, 8, 8, 9, 0, false});
     until_idle(f);
     int busy = 0;
     for (int i = 0; i < n_sent; i++)
@@ -180,10 +187,46 @@ static void test_queue_is_bounded(void **state) {
     assert_true(busy > 0 && busy <= 60);
 }
 
+static void test_small_calls_go_ahead_of_large_ones(void **state) {
+    Fixture *f = *state;
+    for (uint64_t i = 0; i < 8; i++)
+        send_call(f, 0, (Message){i, GENERATION, 2, MAX_ROWS, 8, 9, 0, false});
+    send_call(f, 1, (Message){100, GENERATION, 2, 1, 8, 9, 0, false});
+    until_idle(f);
+    assert_int_equal(n_sent, 9);
+    int place = 0;
+    while (sent[place].call != 100)
+        place++;
+    assert_true(place < 8); /* the large ones before it ran when it came */
+    uint64_t next = 0;
+    for (int i = 0; i < 9; i++)
+        if (i != place)
+            assert_int_equal(sent[i].call, next++);
+}
+
+/* Callers of small calls never stop; the large one is answered all the same. */
+static void test_a_large_call_gets_its_turn(void **state) {
+    Fixture *f = *state;
+    uint64_t id = 1;
+    for (int i = 0; i < 100; i++)
+        send_call(f, 1, (Message){id++, GENERATION, 2, 8, 8, 9, 0, false});
+    send_call(f, 0, (Message){0, GENERATION, 2, MAX_ROWS, 8, 9, 0, false});
+    while (id < 700) {
+        if (serve_n_waiting(f->serve) < 100)
+            send_call(f, 1, (Message){id++, GENERATION, 2, 8, 8, 9, 0, false});
+        uv_run(loop_uv(f->loop), UV_RUN_NOWAIT);
+    }
+    until_idle(f);
+    int place = 0;
+    while (sent[place].call != 0)
+        place++;
+    assert_true(place <= 250);
+}
+
 static void test_a_caller_that_is_gone_gets_nothing(void **state) {
     Fixture *f = *state;
     for (uint64_t i = 0; i < 8; i++)
-        send_call(f, (int)(i % 2), (Message){i, GENERATION, 2, 8, 8, 9, 0});
+        send_call(f, (int)(i % 2), (Message){i, GENERATION, 2, 8, 8, 9, 0, false});
     serve_on_gone(f->serve, &f->peer[0]);
     until_idle(f);
     assert_int_equal(n_sent, 4);
@@ -196,6 +239,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_answers_in_order, setup, teardown),
         cmocka_unit_test_setup_teardown(test_refusals_name_the_reason, setup, teardown),
         cmocka_unit_test_setup_teardown(test_queue_is_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_small_calls_go_ahead_of_large_ones, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_large_call_gets_its_turn, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_caller_that_is_gone_gets_nothing, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
