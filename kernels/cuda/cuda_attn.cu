@@ -75,9 +75,13 @@ static __device__ __forceinline__ void block_meet(int n_warps) {
     named_barrier(1, n_warps * 32);
 }
 
-/* Row of the pool that entry `i` of the list means, -1 for none. */
-static __device__ __forceinline__ int pool_row(const CudaAttn &a, const Warp &w, int i) {
-    int pos = i < a.k ? w.list[i] : -1;
+/* Entry i of the list, -1 for none. */
+static __device__ __forceinline__ int entry(const CudaAttn &a, const Warp &w, int i) {
+    return i < a.k ? w.list[i] : -1;
+}
+
+/* Row of the pool of a position. */
+static __device__ __forceinline__ int pool_row(const Warp &w, int pos) {
     unsigned at = (unsigned)pos;
     return pos < 0 ? -1
                    : w.pages[at / KV_PAGE_TOKENS] * KV_PAGE_TOKENS + (int)(at % KV_PAGE_TOKENS);
@@ -198,29 +202,41 @@ static __device__ __forceinline__ void load_query(Query *q, const CudaAttn &a, c
 }
 
 /* The warp's share of the scores of 16 heads and 32 rows, to shared memory. scale[t][j]: of row
- * 8t + 2c + j. */
-template <Dtype K>
-static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q, const Rows<K> &f,
+ * 8t + 2c + j. Products that do not wait for each other stand side by side; while the last ones are
+ * on their way the rows are transposed for add_rows. */
+template <Dtype K, bool ROTATED>
+static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q, Rows<K> *f,
                                                   const float scale[TILES][2]) {
     float d[TILES][4] = {};
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+    for (int s = 0; s < STEPS; s++) {
 #pragma unroll
-        for (int t = 0; t < TILES; t++) {
-            mma_f16(d[t], q.hi[s], f.hi[t][s][0], f.hi[t][s][1]);
-            mma_f16(d[t], q.lo[s], f.hi[t][s][0], f.hi[t][s][1]);
-            if constexpr (K == DT_F32) {
-                mma_f16(d[t], q.hi[s], f.lo[t][s][0], f.lo[t][s][1]);
+        for (int t = 0; t < TILES; t++)
+            mma_f16(d[t], q.hi[s], f->hi[t][s][0], f->hi[t][s][1]);
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+            mma_f16(d[t], q.lo[s], f->hi[t][s][0], f->hi[t][s][1]);
+        if constexpr (K == DT_F32)
+#pragma unroll
+            for (int t = 0; t < TILES; t++)
+                mma_f16(d[t], q.hi[s], f->lo[t][s][0], f->lo[t][s][1]);
+    }
+    if constexpr (!ROTATED)
+#pragma unroll
+        for (int t = 0; t < TILES; t++)
+#pragma unroll
+            for (int i = 0; i < 2 * STEPS; i++) {
+                f->hi[t][i / 2][i % 2] = transpose_8x8(f->hi[t][i / 2][i % 2]);
+                if constexpr (K == DT_F32)
+                    f->lo[t][i / 2][i % 2] = transpose_8x8(f->lo[t][i / 2][i % 2]);
             }
-        }
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float2 v = make_float2(d[t][2 * half], d[t][2 * half + 1]);
-            v = make_float2(v.x * scale[t][0] * q.grow[half], v.y * scale[t][1] * q.grow[half]);
-            *reinterpret_cast<float2 *>(&w.smem->part[w.warp][8 * half + w.g][8 * t + 2 * w.c]) = v;
-        }
+        for (int half = 0; half < 2; half++)
+            *reinterpret_cast<float2 *>(&w.smem->part[w.warp][8 * half + w.g][8 * t + 2 * w.c]) =
+                make_float2(d[t][2 * half] * scale[t][0] * q.grow[half],
+                            d[t][2 * half + 1] * scale[t][1] * q.grow[half]);
 }
 
 /* Scores of the block's rows to exponentials, two rows of a head per thread. The first block of a
@@ -287,19 +303,18 @@ static __device__ __forceinline__ void add_rows(const Warp &w, const Rows<K> &f,
             split_f16(p.x, p.y, &hi[i], &lo[i]);
         }
 #pragma unroll
-        for (int s = 0; s < STEPS; s++)
+        for (int i = 0; i < 2 * STEPS; i++)
+            mma_f16(acc[i / 2][i % 2], hi, f.hi[2 * k][i / 2][i % 2],
+                    f.hi[2 * k + 1][i / 2][i % 2]);
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t b0 = transpose_8x8(f.hi[2 * k][s][j]),
-                         b1 = transpose_8x8(f.hi[2 * k + 1][s][j]);
-                mma_f16(acc[s][j], hi, b0, b1);
-                mma_f16(acc[s][j], lo, b0, b1);
-                if constexpr (K == DT_F32) {
-                    b0 = transpose_8x8(f.lo[2 * k][s][j]),
-                    b1 = transpose_8x8(f.lo[2 * k + 1][s][j]);
-                    mma_f16(acc[s][j], hi, b0, b1);
-                }
-            }
+        for (int i = 0; i < 2 * STEPS; i++)
+            mma_f16(acc[i / 2][i % 2], lo, f.hi[2 * k][i / 2][i % 2],
+                    f.hi[2 * k + 1][i / 2][i % 2]);
+        if constexpr (K == DT_F32)
+#pragma unroll
+            for (int i = 0; i < 2 * STEPS; i++)
+                mma_f16(acc[i / 2][i % 2], hi, f.lo[2 * k][i / 2][i % 2],
+                        f.lo[2 * k + 1][i / 2][i % 2]);
     }
 }
 
@@ -410,8 +425,8 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
     Rows<K> f;
     Acc acc;
     Folded folded[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
-    int row = pool_row(a, w, split0 * ATTN_SPLIT + w.lane),
-        next = pool_row(a, w, split0 * ATTN_SPLIT + BLOCK + w.lane);
+    int at = split0 * ATTN_SPLIT + w.lane, row = pool_row(w, entry(a, w, at)),
+        next = pool_row(w, entry(a, w, at + BLOCK)), pos = entry(a, w, at + 2 * BLOCK);
     load_rows<K, ALIGNED>(&raw, w, row);
     load_query(&q, a, w, ROTATED ? a.lora : w.warp * COLS);
     if constexpr (!ROTATED && WHOLE)
@@ -432,10 +447,11 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
             }
             row = next;
             load_rows<K, ALIGNED>(&raw, w, row);
-            next = pool_row(a, w, split * ATTN_SPLIT + (b + 2) * BLOCK + w.lane);
+            next = pool_row(w, pos);
+            pos = entry(a, w, split * ATTN_SPLIT + (b + 3) * BLOCK + w.lane);
             if (!real)
                 continue;
-            score_rows<K>(w, q, f, scale);
+            score_rows<K, ROTATED>(w, q, &f, scale);
             block_meet(w.n_warps);
             softmax(a, w, real, empty);
             block_meet(w.n_warps);

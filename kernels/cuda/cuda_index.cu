@@ -72,22 +72,24 @@ static __device__ __forceinline__ void key_fragment(const Raw<D> &r, int s, uint
     }
 }
 
+/* Step s of two tiles: products that do not wait for each other stand side by side. */
 template <Dtype D>
-static __device__ __forceinline__ void fold(float acc[2][4], const Heads &h, int s,
-                                            const uint32_t b[4]) {
+static __device__ __forceinline__ void fold(float acc[2][2][4], const Heads &h, int s,
+                                            const uint32_t b[2][4]) {
+    auto mma = D == DT_F8E4M3 ? mma_f16 : mma_bf16;
 #pragma unroll
-    for (int m = 0; m < 2; m++) {
-        if constexpr (D == DT_F8E4M3) {
-            mma_f16(acc[m], h.hi[m][s], b[0], b[1]);
-            mma_f16(acc[m], h.lo[m][s], b[0], b[1]);
-        } else {
-            mma_bf16(acc[m], h.hi[m][s], b[0], b[1]);
-            mma_bf16(acc[m], h.lo[m][s], b[0], b[1]);
-        }
-        if constexpr (D == DT_F32) {
-            mma_bf16(acc[m], h.hi[m][s], b[2], b[3]);
-            mma_bf16(acc[m], h.lo[m][s], b[2], b[3]);
-        }
+    for (int i = 0; i < 4; i++)
+        mma(acc[i / 2][i % 2], h.hi[i % 2][s], b[i / 2][0], b[i / 2][1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        mma(acc[i / 2][i % 2], h.lo[i % 2][s], b[i / 2][0], b[i / 2][1]);
+    if constexpr (D == DT_F32) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            mma(acc[i / 2][i % 2], h.hi[i % 2][s], b[i / 2][2], b[i / 2][3]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            mma(acc[i / 2][i % 2], h.lo[i % 2][s], b[i / 2][2], b[i / 2][3]);
     }
 }
 
@@ -185,13 +187,12 @@ score_unit(const CudaIndex &x, const Heads &h, Raw<D> *raw, const uint8_t *page,
         float acc[2][2][4] = {};
         Raw<D> *r = raw + t % AHEAD;
 #pragma unroll
-        for (int s = 0; s < STEPS; s++)
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t b[4];
-                key_fragment<D>(r[j], s, b);
-                fold<D>(acc[j], h, s, b);
-            }
+        for (int s = 0; s < STEPS; s++) {
+            uint32_t b[2][4];
+            key_fragment<D>(r[0], s, b[0]);
+            key_fragment<D>(r[1], s, b[1]);
+            fold<D>(acc, h, s, b);
+        }
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int to = t + j + AHEAD; /* the tile that takes this one's place */

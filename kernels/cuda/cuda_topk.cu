@@ -19,7 +19,8 @@ enum {
     NEXT_BITS = 10,
     FIRST_BINS = 1 << FIRST_BITS,
     NEXT_BINS = 1 << NEXT_BITS,
-    PART_SCORES = 4096, /* a part has at least this many */
+    PART_SCORES = 4096,  /* a part has at least this many */
+    KEPT_SCORES = 12288, /* of a span in shared memory */
 };
 
 /* What the parts of one row share; the counts are zero between launches. */
@@ -36,17 +37,17 @@ struct Work {
 
 /* One block's view of its row. */
 struct Part {
-    const float *score;
-    int begin, end; /* its span */
+    const float *span; /* its scores: in shared memory when they fit */
+    int begin, n;      /* position of the first, how many */
     int part, parts;
     Shared *shared;    /* NULL for a part alone */
     unsigned *own;     /* shared memory [FIRST_BINS]: digits in the span */
-    unsigned *all;     /* shared memory [FIRST_BINS]: digits in the row */
     unsigned *scratch; /* shared memory [WARPS + 4] */
     unsigned meetings;
 };
 
-enum { SMEM_WORDS = 2 * FIRST_BINS + 3 * WARPS + 8 };
+/* In words: digits, scratch, scores. */
+enum { SCRATCH_WORDS = 2 * WARPS, SMEM_WORDS = FIRST_BINS + SCRATCH_WORDS };
 
 /* fp32 bits in an order that unsigned comparison follows; -0 and 0 are one value. */
 static __device__ __forceinline__ uint32_t sortable(float f) {
@@ -89,66 +90,70 @@ static __device__ unsigned sum_before(unsigned v, unsigned *scratch, unsigned *t
     return before + sum - v;
 }
 
-/* Counts the digit at `shift` of the span's scores that share the edge's higher digits. */
+/* Counts the digit at `shift` of the span's scores that share the edge's higher digits. Spans may
+ * be read to a multiple of 4. */
 static __device__ void count_digits(const Part *p, uint32_t edge, int shift, int bits) {
     uint32_t mask = (1u << bits) - 1;
     int above = shift + bits;
     for (int i = threadIdx.x; i <= (int)mask; i += THREADS)
         p->own[i] = 0;
     __syncthreads();
-    for (int i = p->begin + 4 * (int)threadIdx.x; i < p->end; i += 4 * THREADS) {
-        float v[4] = {0, 0, 0, 0};
-        int n = min(p->end - i, 4);
-        if (n == 4) {
-            float4 x = *reinterpret_cast<const float4 *>(p->score + i);
-            v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
-        } else {
-            for (int j = 0; j < 3; j++)
-                v[j] = j < n ? p->score[i + j] : 0.0f;
-        }
+#pragma unroll 4
+    for (int i = 4 * (int)threadIdx.x; i < p->n; i += 4 * THREADS) {
+        float4 x = *reinterpret_cast<const float4 *>(p->span + i);
+        const float v[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t u = sortable(v[j]);
-            if (j < n && (above == 32 || (u >> (above & 31)) == (edge >> (above & 31))))
+            if (i + j < p->n && (above == 32 || (u >> (above & 31)) == (edge >> (above & 31))))
                 atomicAdd(&p->own[(u >> shift) & mask], 1u);
         }
     }
     __syncthreads();
 }
 
-/* The digit that holds the *rank-th largest of the row; *rank becomes its rank among the scores
- * with that digit, *above grows by the span's scores with larger digits. */
-static __device__ uint32_t find_digit(Part *p, unsigned *shared_bins, int bits, unsigned *rank,
-                                      unsigned *above) {
-    int bins = 1 << bits, each = bins / THREADS, top = bins - 1 - each * (int)threadIdx.x;
-    const unsigned *all = p->own;
+/* This thread's digits of the row, the largest first: from what all parts have counted. */
+template <int EACH>
+static __device__ void read_bins(Part *p, unsigned *shared_bins, int first, unsigned v[EACH]) {
     if (p->parts > 1) {
-        for (int i = threadIdx.x; i < bins; i += THREADS)
+        for (int i = threadIdx.x; i < EACH * THREADS; i += THREADS)
             if (p->own[i])
                 atomicAdd(&shared_bins[i], p->own[i]);
         meet(p);
-        for (int i = threadIdx.x; i < bins; i += THREADS)
-            p->all[i] = __ldcg(&shared_bins[i]);
-        __syncthreads();
-        all = p->all;
     }
-    unsigned n = 0, total, mine = 0;
-    for (int i = 0; i < each; i++)
-        n += all[top - i];
-    unsigned before = sum_before(n, p->scratch, &total), *found = p->scratch + WARPS;
-    if (before < *rank && *rank <= before + n) {
-        unsigned left = *rank - before;
-        int b = top;
-        for (; all[b] < left; b--)
-            left -= all[b];
-        found[0] = (unsigned)b;
-        found[1] = left;
+    for (int i = 0; i < EACH; i += 2) {
+        uint2 two = p->parts > 1 ? __ldcg(reinterpret_cast<const uint2 *>(shared_bins + first + i))
+                                 : *reinterpret_cast<const uint2 *>(p->own + first + i);
+        v[EACH - 1 - i] = two.x;
+        v[EACH - 2 - i] = two.y;
     }
+}
+
+/* The digit that holds the *rank-th largest of the row; *rank becomes its rank among the scores
+ * with that digit, *above grows by the span's scores with larger digits. */
+template <int BITS>
+static __device__ uint32_t find_digit(Part *p, unsigned *shared_bins, unsigned *rank,
+                                      unsigned *above) {
+    constexpr int EACH = (1 << BITS) / THREADS;
+    int first = (1 << BITS) - EACH * ((int)threadIdx.x + 1); /* the smallest of this thread's */
+    unsigned v[EACH], n = 0, total, mine = 0, *found = p->scratch + WARPS;
+    read_bins<EACH>(p, shared_bins, first, v);
+    for (int i = 0; i < EACH; i++)
+        n += v[i];
+    unsigned before = sum_before(n, p->scratch, &total);
+    if (before < *rank && *rank <= before + n)
+        for (int i = 0; i < EACH; i++) {
+            if (before < *rank && *rank <= before + v[i]) {
+                found[0] = (unsigned)(first + EACH - 1 - i);
+                found[1] = *rank - before;
+            }
+            before += v[i];
+        }
     __syncthreads();
     uint32_t digit = found[0];
     *rank = found[1];
-    for (int i = 0; i < each; i++)
-        mine += (uint32_t)(top - i) > digit ? p->own[top - i] : 0;
+    for (int i = threadIdx.x; i < EACH * THREADS; i += THREADS)
+        mine += (uint32_t)i > digit ? p->own[i] : 0;
     sum_before(mine, p->scratch, &total);
     *above += total;
     return digit;
@@ -158,11 +163,12 @@ static __device__ uint32_t find_digit(Part *p, unsigned *shared_bins, int bits, 
  * warp has a stretch of the span. */
 static __device__ void write_list(const Part *p, uint32_t edge, unsigned quota, int32_t *list) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
-        each = ((p->end - p->begin + WARPS - 1) / WARPS + 31) / 32 * 32,
-        begin = p->begin + warp * each, end = min(begin + each, p->end);
+        each = ((p->n + WARPS - 1) / WARPS + 31) / 32 * 32, begin = warp * each,
+        end = min(begin + each, p->n);
     unsigned *above = p->own, *on = p->own + WARPS, n_above = 0, n_on = 0;
+#pragma unroll 4
     for (int i = begin + lane; i - lane < end; i += 32) {
-        uint32_t u = i < end ? sortable(p->score[i]) : 0;
+        uint32_t u = i < end ? sortable(p->span[i]) : 0;
         n_above += (unsigned)__popc(__ballot_sync(~0u, i < end && u > edge));
         n_on += (unsigned)__popc(__ballot_sync(~0u, i < end && u == edge));
     }
@@ -177,14 +183,15 @@ static __device__ void write_list(const Part *p, uint32_t edge, unsigned quota, 
         seen += on[i];
     }
     at += min(seen, quota);
+#pragma unroll 4
     for (int i = begin + lane; i - lane < end; i += 32) {
-        uint32_t u = i < end ? sortable(p->score[i]) : 0;
+        uint32_t u = i < end ? sortable(p->span[i]) : 0;
         bool equal = i < end && u == edge;
         unsigned equals = __ballot_sync(~0u, equal), below = (1u << lane) - 1;
         bool take = (i < end && u > edge) || (equal && seen + __popc(equals & below) < quota);
         unsigned takes = __ballot_sync(~0u, take);
         if (take)
-            list[at + __popc(takes & below)] = i;
+            list[at + __popc(takes & below)] = p->begin + i;
         at += (unsigned)__popc(takes);
         seen += (unsigned)__popc(equals);
     }
@@ -224,16 +231,24 @@ static __device__ void select(Part *p, int k, int32_t *list) {
     unsigned rank = (unsigned)k, above = 0, *bins = p->shared ? p->shared->bins : NULL;
     uint32_t edge = 0;
     count_digits(p, edge, 32 - FIRST_BITS, FIRST_BITS);
-    edge = find_digit(p, bins, FIRST_BITS, &rank, &above) << (32 - FIRST_BITS);
+    edge = find_digit<FIRST_BITS>(p, bins, &rank, &above) << (32 - FIRST_BITS);
     count_digits(p, edge, NEXT_BITS, NEXT_BITS);
-    edge |= find_digit(p, bins + FIRST_BINS, NEXT_BITS, &rank, &above) << NEXT_BITS;
+    edge |= find_digit<NEXT_BITS>(p, bins + FIRST_BINS, &rank, &above) << NEXT_BITS;
     count_digits(p, edge, 0, NEXT_BITS);
-    edge |= find_digit(p, bins + FIRST_BINS + NEXT_BINS, NEXT_BITS, &rank, &above);
+    edge |= find_digit<NEXT_BITS>(p, bins + FIRST_BINS + NEXT_BINS, &rank, &above);
     unsigned on = p->own[edge & (NEXT_BINS - 1)];
     unsigned at = place(p, above, on, &rank);
     __syncthreads();
     write_list(p, edge, rank, list + at);
     leave(p);
+}
+
+/* Brings the span to shared memory. */
+static __device__ void keep_span(Part *p, float *to) {
+#pragma unroll 4
+    for (int i = 4 * (int)threadIdx.x; i < p->n; i += 4 * THREADS)
+        *reinterpret_cast<float4 *>(to + i) = *reinterpret_cast<const float4 *>(p->span + i);
+    p->span = to;
 }
 
 static __global__ void __launch_bounds__(THREADS) topk_kernel(CudaTopk t, int parts) {
@@ -263,15 +278,16 @@ static __global__ void __launch_bounds__(THREADS) topk_kernel(CudaTopk t, int pa
         return;
     int each = ((n + used - 1) / used + 3) & ~3;
     Part p = {};
-    p.score = t.score + (size_t)row * t.pitch;
     p.begin = min(part * each, n);
-    p.end = min(p.begin + each, n);
+    p.n = min(each, n - p.begin);
+    p.span = t.score + (size_t)row * t.pitch + p.begin;
     p.part = part;
     p.parts = used;
     p.shared = used > 1 ? &work->row[row] : NULL;
     p.own = smem;
-    p.all = smem + FIRST_BINS;
-    p.scratch = smem + 2 * FIRST_BINS;
+    p.scratch = smem + FIRST_BINS;
+    if (p.n <= KEPT_SCORES)
+        keep_span(&p, reinterpret_cast<float *>(smem + SMEM_WORDS));
     select(&p, t.k, list);
 }
 
@@ -286,6 +302,6 @@ void cuda_topk(const CudaTopk *t, cudaStream_t stream) {
     parts = parts < TOPK_MAX_PARTS ? parts : TOPK_MAX_PARTS;
     if (parts < 2 || t->rows > TOPK_SHARED_ROWS)
         parts = 1;
-    launch(topk_kernel, dim3((unsigned)(t->rows * parts)), THREADS, SMEM_WORDS * sizeof(unsigned),
-           stream, false, *t, parts);
+    launch(topk_kernel, dim3((unsigned)(t->rows * parts)), THREADS,
+           (SMEM_WORDS + KEPT_SCORES) * sizeof(unsigned), stream, false, *t, parts);
 }
