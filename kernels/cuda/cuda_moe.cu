@@ -23,7 +23,8 @@ enum {
     GROUP = 4,       /* tokens of a product */
     SMALL_CHUNK = 8, /* tokens of a job */
     LARGE_CHUNK = 32,
-    LARGE_FROM = 8, /* places per held expert from which large chunks pay */
+    LONG_JOBS_FROM = 128, /* tiles of a matrix */
+    LARGE_FROM = 8,       /* places per held expert from which large chunks pay */
 };
 
 /* ---- a pass over the matrices ---- */
@@ -44,25 +45,29 @@ struct Pass {
     MoeMat mat;
     const uint16_t *x; /* [.., 2, x_cols] */
     int x_cols;
-    int split;     /* warps along the columns */
-    int row_pairs; /* warps side by side, each on two tiles: split * row_pairs = WARPS */
+    int split_bits; /* 2 to this many warps along the columns */
+    int row_pairs;  /* warps side by side, each on two tiles: with those along the columns WARPS */
+    uint32_t part_of_k; /* 2^32 / k, rounded up: divides a place by k */
+    bool x_of_places;   /* x has a row for each place, else for each token */
     bool down;
 };
 
 /* A job as one warp sees it. */
 template <int GROUPS> struct Job {
-    int place, pair;       /* expert among the held; pair of tiles, maybe beyond the last */
-    int n, from;           /* tokens, the first one's place among the sorted pairs */
-    int32_t token[GROUPS]; /* rows of x of this lane's tokens, -1: none */
+    int expert, pair;      /* pair of tiles, maybe beyond the last */
+    int n;                 /* tokens */
+    int32_t place[GROUPS]; /* this lane's places of the step (token * k + i), -1: none */
 };
 
 /* What finding a job takes, of one expert. */
 struct alignas(16) Share {
     int first_job, count, first, place;
+    float scale[2]; /* of the matrices that even and odd tiles belong to */
 };
 
 template <int CHUNK> struct Smem {
     float sum[2][WARPS][2][CHUNK][MOE_TILE]; /* jobs take turns with the halves */
+    int32_t place[2][CHUNK];
     int32_t warp_jobs[WARPS];
     Share share[1]; /* [n_experts + 1]: the last one has the number of jobs */
 };
@@ -88,7 +93,15 @@ static __device__ void count_jobs(const CudaMoe &m, const MoeWork &w, const Pass
     for (int i = 0; i < warp; i++)
         at += s->warp_jobs[i];
     for (int e = e0; e < min(e0 + each, n); e++) {
-        s->share[e] = {at, w.count[e], w.first[e], m.e.place[e]};
+        Share *to = &s->share[e];
+        to->first_job = at;
+        to->count = w.count[e];
+        to->first = w.first[e];
+        to->place = m.e.place[e];
+        for (int i = 0; i < 2; i++)
+            to->scale[i] = m.e.dtype == DT_NVFP4 && to->count > 0
+                               ? 1024.0f * p.mat.scale2[2 * to->place + i]
+                               : 1.0f;
         at += (w.count[e] + CHUNK - 1) / CHUNK * wide;
     }
     if (e0 < n && e0 + each >= n)
@@ -113,17 +126,20 @@ template <int CHUNK>
 static __device__ __forceinline__ void find_job(const CudaMoe &m, const MoeWork &w, const Pass &p,
                                                 const Smem<CHUNK> *s, int job,
                                                 Job<CHUNK / GROUP> *j) {
-    Share e = s->share[find_expert(s->share, m.e.n_experts, job)];
-    int chunks = (e.count + CHUNK - 1) / CHUNK, i = job - e.first_job, from = i % chunks * CHUNK,
-        g = (int)threadIdx.x % 32 / 4;
-    j->place = e.place;
-    j->pair = i / chunks * p.row_pairs + (int)threadIdx.x / 32 / p.split;
+    j->expert = find_expert(s->share, m.e.n_experts, job);
+    const Share &e = s->share[j->expert];
+    int i = job - e.first_job, from = 0, g = (int)threadIdx.x % 32 / 4;
+    if (e.count > CHUNK) {
+        int chunks = (e.count + CHUNK - 1) / CHUNK;
+        from = i % chunks * CHUNK;
+        i /= chunks;
+    }
+    j->pair = i * p.row_pairs + ((int)threadIdx.x / 32 >> p.split_bits);
     j->n = min(e.count - from, CHUNK);
-    j->from = e.first + from;
 #pragma unroll
     for (int t = 0; t < CHUNK / GROUP; t++) {
         int at = GROUP * t + g % GROUP;
-        j->token[t] = at >= j->n ? -1 : p.down ? w.pair[j->from + at] : w.pair[j->from + at] / m.k;
+        j->place[t] = at < j->n ? w.pair[e.first + from + at] : -1;
     }
 }
 
@@ -172,38 +188,32 @@ static __device__ __forceinline__ void load_both(Raw *r, const Source<F> &from, 
     load_quarters<F>(r, from, row, 1, 0, MOE_QUARTERS);
 }
 
-/* Adds a block of a tile times a group of tokens. */
-template <Dtype F>
-static __device__ __forceinline__ void add_product(const uint32_t a[STEPS<F>][TERMS<F>][4],
-                                                   const uint32_t b[STEPS<F>][2], float block_scale,
-                                                   float acc[4]) {
-    float d[4] = {};
-    float *to = F == DT_F8E4M3 ? d : acc;
-#pragma unroll
-    for (int s = 0; s < STEPS<F>; s++)
-#pragma unroll
-        for (int term = 0; term < TERMS<F>; term++)
-            mma_bf16(to, a[s][term], b[s][0], b[s][1]);
-    if constexpr (F == DT_F8E4M3)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            acc[i] = fmaf(d[i], block_scale, acc[i]);
+/* The lane's half of its token of a group, from a stage's first column on; NULL for no token. */
+static __device__ __forceinline__ const uint16_t *token_row(const Pass &p, int32_t place,
+                                                            size_t col) {
+    size_t row = p.x_of_places ? (size_t)place : (size_t)__umulhi((uint32_t)place, p.part_of_k);
+    size_t half = threadIdx.x % 32 / 4 / GROUP;
+    return place < 0 ? NULL : p.x + (row * 2 + half) * (size_t)p.x_cols + col;
 }
 
-/* Adds a stage of two tiles times N groups of tokens; the next stage takes its place. Few tokens
- * are kept while the tiles pass, of many tokens one group after the other passes both tiles. */
+/* Adds a stage of two tiles times N groups of tokens; the next stage takes its place. Two products
+ * that do not wait for each other stand side by side: of both tiles, or of two groups of tokens.
+ * Tokens are asked for before the weights they meet are decoded. */
 template <Dtype F, int N, int GROUPS>
 static __device__ __forceinline__ void multiply(Raw *r, const Source<F> &now, const Source<F> &next,
-                                                const Pass &p, const int32_t token[GROUPS],
+                                                const Pass &p, const int32_t place[GROUPS],
                                                 int stage, float acc[2][GROUPS][4]) {
-    int lane = (int)threadIdx.x % 32, c = lane % 4;
-    size_t half = (size_t)(lane / 4 / GROUP);
     constexpr int COLS = F == DT_F32 ? 32 : 16 * BLOCKS<F> * STEPS<F>,
                   EACH = MOE_QUARTERS / BLOCKS<F>;
-    constexpr int KEEP = N <= 2 ? N : 1, TILES = N <= 2 ? 1 : 2;
+    constexpr int TILES = N == 2 ? 1 : 2, SIDE = N == 2 ? 2 : 1;
+    int c = (int)threadIdx.x % 4;
+    size_t col = (size_t)stage * COLS;
 #pragma unroll
     for (int block = 0; block < BLOCKS<F>; block++) {
-        uint32_t a[TILES][STEPS<F>][TERMS<F>][4], b[KEEP][STEPS<F>][2];
+        uint32_t a[TILES][STEPS<F>][TERMS<F>][4], b[2][STEPS<F>][2];
+#pragma unroll
+        for (int k = 0; k < SIDE; k++)
+            load_tokens<F>(token_row(p, place[k], col), block, c, b[k]);
 #pragma unroll
         for (int first = 0; first < 2; first += TILES) {
 #pragma unroll
@@ -213,17 +223,24 @@ static __device__ __forceinline__ void multiply(Raw *r, const Source<F> &now, co
                                  block * EACH + EACH);
             }
 #pragma unroll
-            for (int t = 0; t < N; t++) {
-                if (first == 0)
-                    load_tokens<F>(token[t] < 0
-                                       ? NULL
-                                       : p.x + ((size_t)token[t] * 2 + half) * (size_t)p.x_cols +
-                                             stage * COLS,
-                                   block, c, b[t % KEEP]);
+            for (int t = 0; t < N; t += SIDE) {
+                if (N > 2 && t + 1 < N)
+                    load_tokens<F>(token_row(p, place[t + 1 < N ? t + 1 : t], col), block, c,
+                                   b[(t + 1) % 2]);
+                float d[2][4] = {};
 #pragma unroll
-                for (int i = 0; i < TILES; i++)
-                    add_product<F>(a[i], b[t % KEEP], now.block_scale[first + i],
-                                   acc[first + i][t]);
+                for (int i = 0; i < 2 * STEPS<F> * TERMS<F>; i++) {
+                    int x = i % 2, term = i / 2 % TERMS<F>, step = i / 2 / TERMS<F>,
+                        tile = x % TILES, k = x % SIDE;
+                    mma_bf16(F == DT_F8E4M3 ? d[x] : acc[first + tile][t + k], a[tile][step][term],
+                             b[(t + k) % 2][step][0], b[(t + k) % 2][step][1]);
+                }
+                if constexpr (F == DT_F8E4M3)
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        float *to = &acc[first + i / 4 % TILES][t + i / 4 % SIDE][i % 4];
+                        *to = fmaf(d[i / 4][i % 4], now.block_scale[first + i / 4 % TILES], *to);
+                    }
             }
         }
     }
@@ -232,11 +249,13 @@ static __device__ __forceinline__ void multiply(Raw *r, const Source<F> &now, co
 /* The warp's sums of a job to shared memory: high and low halves of a token are two columns apart
  * in lanes. Columns of no token are not looked at. */
 template <int CHUNK>
-static __device__ __forceinline__ void share_sums(Smem<CHUNK> *s, int turn,
-                                                  float acc[2][CHUNK / GROUP][4]) {
+static __device__ __forceinline__ void
+share_sums(Smem<CHUNK> *s, int turn, const Job<CHUNK / GROUP> &j, float acc[2][CHUNK / GROUP][4]) {
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, g = lane / 4, c = lane % 4;
 #pragma unroll
     for (int t = 0; t < CHUNK / GROUP; t++) {
+        if (warp == 0 && c == 0 && g < GROUP)
+            s->place[turn][GROUP * t + g] = j.place[t];
 #pragma unroll
         for (int tile = 0; tile < 2; tile++)
 #pragma unroll
@@ -259,26 +278,23 @@ static __device__ __forceinline__ float whole_sum(const Smem<CHUNK> *s, int turn
     return v;
 }
 
-static __device__ __forceinline__ float matrix_scale(const MoeExperts &e, const Pass &p, int place,
-                                                     int tile) {
-    return e.dtype == DT_NVFP4 ? 1024.0f * p.mat.scale2[2 * place + tile] : 1.0f;
-}
-
 /* Finishes a job: activations as two halves of bf16, or the products of down. */
 template <int CHUNK>
 static __device__ __forceinline__ void finish(const CudaMoe &m, const MoeWork &w, const Pass &p,
                                               const Smem<CHUNK> *s, int turn,
                                               const Job<CHUNK / GROUP> &j) {
-    int first = j.pair - (int)threadIdx.x / 32 / p.split; /* the block's first pair of tiles */
-    float s0 = matrix_scale(m.e, p, j.place, 0), s1 = matrix_scale(m.e, p, j.place, 1);
+    int split = 1 << p.split_bits,
+        first =
+            j.pair - ((int)threadIdx.x / 32 >> p.split_bits); /* the block's first pair of tiles */
+    const Share &e = s->share[j.expert];
     for (int i = (int)threadIdx.x; i < j.n * p.row_pairs * MOE_TILE; i += THREADS) {
-        int row = i % MOE_TILE, side = i / MOE_TILE % p.row_pairs, t = i / MOE_TILE / p.row_pairs,
-            pair = first + side;
+        int row = i % MOE_TILE, side = i / MOE_TILE & (p.row_pairs - 1),
+            t = i / MOE_TILE * split / WARPS, pair = first + side;
         if (2 * pair >= p.mat.tiles)
             continue;
-        float v0 = s0 * whole_sum<CHUNK>(s, turn, side * p.split, p.split, 0, t, row),
-              v1 = s1 * whole_sum<CHUNK>(s, turn, side * p.split, p.split, 1, t, row);
-        size_t to = (size_t)w.pair[j.from + t];
+        float v0 = e.scale[0] * whole_sum<CHUNK>(s, turn, side * split, split, 0, t, row),
+              v1 = e.scale[1] * whole_sum<CHUNK>(s, turn, side * split, split, 1, t, row);
+        size_t to = (size_t)s->place[turn][t];
         if (p.down) {
             float *out = w.part + to * (size_t)w.part_cols + 2 * pair * MOE_TILE + row;
             out[0] = v0;
@@ -301,11 +317,11 @@ multiply_some(Raw *r, const Source<F> &now, const Source<F> &next, const Pass &p
     if (!now.from)
         load_both<F>(r, next, row_of_stages<F>(p));
     else if (j.n <= GROUP)
-        multiply<F, 1, ALL>(r, now, next, p, j.token, stage, acc);
+        multiply<F, 1, ALL>(r, now, next, p, j.place, stage, acc);
     else if (j.n <= ALL / 2 * GROUP)
-        multiply<F, ALL / 2, ALL>(r, now, next, p, j.token, stage, acc);
+        multiply<F, ALL / 2, ALL>(r, now, next, p, j.place, stage, acc);
     else
-        multiply<F, ALL, ALL>(r, now, next, p, j.token, stage, acc);
+        multiply<F, ALL, ALL>(r, now, next, p, j.place, stage, acc);
 }
 
 /* What the pass before has written is waited for only once the first weights are on their way; the
@@ -319,20 +335,20 @@ static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
     grid_release();
     count_jobs<CHUNK>(m, w, p, s);
     int jobs = s->share[m.e.n_experts].first_job, job = (int)blockIdx.x, turn = 0,
-        begin = (int)threadIdx.x / 32 % p.split, stage = begin;
+        step = 1 << p.split_bits, begin = (int)threadIdx.x / 32 % step, stage = begin;
     Job<CHUNK / GROUP> now, next;
     Source<F> source, ahead;
     Raw raw;
     float acc[2][CHUNK / GROUP][4] = {};
     if (job < jobs) {
         find_job<CHUNK>(m, w, p, s, job, &now);
-        find_stage<F>(&source, p, now.place, now.pair, stage);
+        find_stage<F>(&source, p, s->share[now.expert].place, now.pair, stage);
         load_both<F>(&raw, source, row_of_stages<F>(p));
     }
     if (p.down)
         grid_wait();
     while (job < jobs) {
-        int next_stage = stage + p.split, next_job = job;
+        int next_stage = stage + step, next_job = job;
         next = now;
         if (next_stage >= p.mat.stages) {
             next_stage = begin;
@@ -342,10 +358,10 @@ static __global__ void __launch_bounds__(THREADS, CHUNK == SMALL_CHUNK ? 2 : 1)
         }
         ahead.from = NULL;
         if (next_job < jobs)
-            find_stage<F>(&ahead, p, next.place, next.pair, next_stage);
+            find_stage<F>(&ahead, p, s->share[next.expert].place, next.pair, next_stage);
         multiply_some<F, CHUNK>(&raw, source, ahead, p, now, stage, acc);
         if (next_job != job) {
-            share_sums<CHUNK>(s, turn, acc);
+            share_sums<CHUNK>(s, turn, now, acc);
             __syncthreads();
             finish<CHUNK>(m, w, p, s, turn, now);
             turn ^= 1;
@@ -387,15 +403,19 @@ size_t cuda_moe_work_bytes(const MoeExperts *e, int rows, int k) {
     return place_work(&w, e, rows, k, NULL);
 }
 
-static Pass pass_over(const MoeMat *mat, const uint16_t *x, int x_cols, bool down) {
+/* Few warps along the columns make long jobs, many make enough jobs of a slice. */
+static Pass pass_over(const MoeMat *mat, const uint16_t *x, int x_cols, int k, bool down) {
     Pass p = {};
+    int most = mat->tiles >= LONG_JOBS_FROM ? WARPS / 2 : WARPS;
     p.mat = *mat;
     p.x = x;
     p.x_cols = x_cols;
+    p.part_of_k = (uint32_t)(((1ull << 32) + (uint64_t)k - 1) / (uint64_t)k);
+    p.x_of_places = down || k == 1;
     p.down = down;
-    for (p.split = 1; 2 * p.split <= WARPS && 2 * p.split <= mat->stages;)
-        p.split *= 2;
-    p.row_pairs = WARPS / p.split;
+    while (2 << p.split_bits <= most && 2 << p.split_bits <= mat->stages)
+        p.split_bits++;
+    p.row_pairs = WARPS >> p.split_bits;
     return p;
 }
 
@@ -404,9 +424,9 @@ static void run_passes(const CudaMoe *m, const MoeWork &w, cudaStream_t stream) 
     size_t smem = sizeof(Smem<CHUNK>) + (size_t)m->e.n_experts * sizeof(Share);
     dim3 grid((unsigned)(m->n_sm * (CHUNK == SMALL_CHUNK ? 2 : 1)));
     launch(pass_kernel<F, CHUNK>, grid, THREADS, smem, stream, true, *m, w,
-           pass_over(&m->e.gate_up, w.x, w.x_cols, false));
+           pass_over(&m->e.gate_up, w.x, w.x_cols, m->k, false));
     launch(pass_kernel<F, CHUNK>, grid, THREADS, smem, stream, true, *m, w,
-           pass_over(&m->e.down, w.act, w.act_cols, true));
+           pass_over(&m->e.down, w.act, w.act_cols, m->k, true));
 }
 
 template <Dtype F> static void run_format(const CudaMoe *m, const MoeWork &w, cudaStream_t stream) {

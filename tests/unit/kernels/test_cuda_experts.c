@@ -143,6 +143,7 @@ static void test_small_experts(void **state) {
     (void)state;
     static const int rows[] = {1, 3, 65, MAX_ROWS};
     every_format(&(Case){6, 80, 48, 0, 1, 3}, rows, 4);
+    every_format(&(Case){6, 80, 48, 0, 1, 1}, rows, 3);
 }
 
 static void test_sizes_between_tiles(void **state) {
