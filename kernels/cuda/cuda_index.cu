@@ -218,6 +218,7 @@ score_unit(const CudaIndex &x, const Heads &h, Raw<D> *raw, const uint8_t *page,
 template <Dtype D>
 static __global__ void __launch_bounds__(WARPS * 32, 1)
     index_kernel(CudaIndex x, int head0, bool many) {
+    grid_release();
     int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32,
         row = many ? (int)blockIdx.y * WARPS + warp : (int)blockIdx.y;
     if (row >= x.rows.rows || x.rows.pos[row] < x.k)

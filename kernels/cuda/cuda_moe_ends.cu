@@ -71,6 +71,7 @@ static __device__ void split_token(const CudaMoe &m, const MoeWork &w, int t) {
 
 /* Blocks: one per expert, then one per token. */
 static __global__ void __launch_bounds__(THREADS) prepare_kernel(CudaMoe m, MoeWork w) {
+    grid_release();
     if ((int)blockIdx.x < m.e.n_experts)
         list_pairs(m, w, (int)blockIdx.x);
     else

@@ -252,6 +252,7 @@ static __device__ void keep_span(Part *p, float *to) {
 }
 
 static __global__ void __launch_bounds__(THREADS) topk_kernel(CudaTopk t, int parts) {
+    grid_wait();
     unsigned *smem = dynamic_smem<unsigned>();
     Work *work = static_cast<Work *>(t.work);
     int row = (int)blockIdx.x, part = 0;
@@ -303,5 +304,5 @@ void cuda_topk(const CudaTopk *t, cudaStream_t stream) {
     if (parts < 2 || t->rows > TOPK_SHARED_ROWS)
         parts = 1;
     launch(topk_kernel, dim3((unsigned)(t->rows * parts)), THREADS,
-           (SMEM_WORDS + KEPT_SCORES) * sizeof(unsigned), stream, false, *t, parts);
+           (SMEM_WORDS + KEPT_SCORES) * sizeof(unsigned), stream, true, *t, parts);
 }
