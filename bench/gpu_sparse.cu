@@ -303,7 +303,7 @@ MoeMat random_mat(Dtype dtype, int tiles, int cols) {
     m.stages = cols / moe_stage_cols(dtype);
     size_t bytes = EXPERTS * moe_mat_bytes(&m, dtype), blocks = (size_t)EXPERTS * tiles * m.stages;
     m.data = take<uint8_t>(bytes);
-    
+
     uint32_t keep = dtype == DT_NVFP4 ? 0x7f7f7f7fu : dtype == DT_BF16 ? 0x80ff80ffu : ~0u;
     fill_words<<<4096, 256>>>((uint32_t *)m.data, bytes / 4, keep,
                               dtype == DT_BF16 ? 0x3c003c00u : 0);
