@@ -20,6 +20,7 @@
 
 enum {
     AMX_MIN_TOKENS = 5, /* of an expert: with fewer, unpacking for tiles costs more than it gives */
+    PAIRS = 2,          /* panels of gate and of up of one task */
     DOWN_PANELS = 4,    /* of one down task */
     DOWN_WIDTH = DOWN_PANELS * IQ_ROWS,
     NEXT_TOKEN = 6,    /* tokens between asking memory for an output and adding to it */
@@ -53,12 +54,12 @@ struct IqRun {
     int *first, *at, *token;      /* [n_experts + 1], [n_experts], [max_rows * max_k] */
     float *share;                 /* [max_rows * max_k] */
     Used *used;                   /* [n_experts] of the pass */
-    _Atomic int *pairs_left;      /* [n_experts, n_units] gate and up panel pairs */
+    _Atomic int *gate_up_left;    /* [n_experts, n_units] gate and up panel pairs */
     _Atomic int *turn;            /* [down tasks of one expert] whose sum may be added next */
     const uint8_t *const *expert; /* of the call, as everything below */
     const float *in;
     float *out;
-    int n_used, n_quant, n_pairs, n_down; /* of the pass; pairs and down tasks of one expert */
+    int n_used, n_quant, n_gate_up, n_down; /* of the pass; tasks of one expert */
 };
 
 enum { SCRATCH = IQ_MAX_TOKENS * IQ_MAX_PANELS * IQ_ROWS };
@@ -126,15 +127,15 @@ static int part_of(int m) {
     return parts > 1 ? padded((m + parts - 1) / parts) : m;
 }
 
-/* A panel of gate and the panel of up beside it: 16 inner channels. */
+/* Some panels of gate and those of up between them: 16 inner channels each. */
 static void gate_up_task(IqRun *r, int task, float *sums) {
     const IqGeom *g = &r->conf.geom;
-    Used *e = &r->used[task / r->n_pairs];
-    int pair = task % r->n_pairs, per_unit = g->group / IQ_ROWS, unit = pair / per_unit;
+    Used *e = &r->used[task / r->n_gate_up];
+    int pair = task % r->n_gate_up * PAIRS, per_unit = g->group / IQ_ROWS, unit = pair / per_unit;
     size_t groups = (size_t)(g->hidden / g->group), panel = iq_panel_bytes(g);
     IqPanels w = {.bits = g->bits,
                   .group = g->group,
-                  .n_panels = 2,
+                  .n_panels = 2 * PAIRS,
                   .n_groups = (int)groups,
                   .type = g->scale,
                   .code = e->unit + (size_t)unit * iq_unit_bytes(g) +
@@ -151,12 +152,12 @@ static void gate_up_task(IqRun *r, int task, float *sums) {
         size_t row = (size_t)(e->row + t);
         IqActs a = acts_from(r->x, r->ld_x, r->x_scale, r->x_sum, groups, row);
         e->kern->panels(&w, &a, m, sums);
-        for (int i = 0; i < m; i++)
-            e->kern->silu_mul(r->act_f32 + (row + (size_t)i) * (size_t)r->inner +
-                                  (size_t)pair * IQ_ROWS,
+        for (int i = 0; i < m * PAIRS; i++)
+            e->kern->silu_mul(r->act_f32 + (row + (size_t)(i / PAIRS)) * (size_t)r->inner +
+                                  (size_t)(pair + i % PAIRS) * IQ_ROWS,
                               sums + i * 2 * IQ_ROWS, sums + (i * 2 + 1) * IQ_ROWS, IQ_ROWS);
     }
-    if (count_down(&r->pairs_left[(e - r->used) * r->conf.n_units + unit]))
+    if (count_down(&r->gate_up_left[(e - r->used) * r->conf.n_units + unit]))
         quant_unit(r, e, unit);
 }
 
@@ -208,7 +209,7 @@ static void down_task(IqRun *r, int task, float *sums) {
 static void run_task(void *arg, int task, int thread) {
     IqRun *r = arg;
     float *sums = r->scratch + (size_t)thread * SCRATCH;
-    int gate_up = r->n_quant, down = gate_up + r->n_used * r->n_pairs;
+    int gate_up = r->n_quant, down = gate_up + r->n_used * r->n_gate_up;
     if (task < gate_up)
         quant_task(r, task);
     else if (task < down)
@@ -263,8 +264,8 @@ static bool take(IqRun *r, int expert, int *rows) {
     atomic_store_explicit(&e->quant_left, tasks, memory_order_relaxed);
     atomic_store_explicit(&e->units_left, r->conf.n_units, memory_order_relaxed);
     for (int u = 0; u < r->conf.n_units; u++)
-        atomic_store_explicit(&r->pairs_left[r->n_used * r->conf.n_units + u],
-                              r->conf.geom.group / IQ_ROWS, memory_order_relaxed);
+        atomic_store_explicit(&r->gate_up_left[r->n_used * r->conf.n_units + u],
+                              r->conf.geom.group / IQ_ROWS / PAIRS, memory_order_relaxed);
     r->n_quant += tasks;
     r->n_used++;
     *rows += need;
@@ -297,7 +298,7 @@ IqWork iq_run(IqRun *r, const uint8_t *const *expert, int n, int k, const float 
         fill_pass(r, &next, most);
         if (r->n_used == 0)
             break;
-        pool_run(r->pool, r->n_quant + r->n_used * (r->n_pairs + r->n_down), run_task, r);
+        pool_run(r->pool, r->n_quant + r->n_used * (r->n_gate_up + r->n_down), run_task, r);
         work.n_experts += r->n_used;
         if (between && n > SMALL_ROWS)
             between(arg);
@@ -369,7 +370,7 @@ static void alloc_buffers(IqRun *r) {
     r->token = xcalloc(places, sizeof *r->token);
     r->share = xcalloc(places, sizeof *r->share);
     r->used = xcalloc(experts, sizeof *r->used);
-    r->pairs_left = xcalloc(experts * units, sizeof *r->pairs_left);
+    r->gate_up_left = xcalloc(experts * units, sizeof *r->gate_up_left);
     r->turn = xcalloc((size_t)r->n_down, sizeof *r->turn);
 }
 
@@ -392,7 +393,7 @@ int iq_run_open(IqRun **out, const IqRunConf *conf, Err *err) {
     r->row_limit = padded(conf->max_rows);
     if (r->row_limit < small * conf->max_k * 2)
         r->row_limit = padded(small * conf->max_k * 2);
-    r->n_pairs = r->inner / IQ_ROWS;
+    r->n_gate_up = r->inner / (IQ_ROWS * PAIRS);
     r->n_down = conf->geom.hidden / (IQ_ROWS * DOWN_PANELS);
     alloc_buffers(r);
     PoolConf pool = {conf->threads, conf->spin_us, conf->on_thread, conf->arg};
@@ -415,7 +416,7 @@ void iq_run_close(IqRun *r) {
                          r->act_f32,     r->scratch,
                          r->first,       r->at,
                          r->token,       r->share,
-                         r->used,        (void *)r->pairs_left,
+                         r->used,        (void *)r->gate_up_left,
                          (void *)r->turn};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
