@@ -2,6 +2,6 @@
 #include "kernels/ops.h"
 
 const Ops *ops_cuda(Err *err) {
-    err_set(err, E_UNSUPPORTED, "this build has no CUDA backend (BATON_CUDA is off)");
+    err_set(err, E_UNSUPPORTED, "backend cuda: this build has none (BATON_CUDA is off)");
     return NULL;
 }

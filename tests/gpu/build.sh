@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds the GPU's tests and benchmarks for a machine with nothing but a driver, into one archive:
+# build/gpu/gpu.tar.xz. tests/gpu/build.sh [ARCHS]. Run it there, in a copy of this tree, with
+# tests/gpu/run.sh.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+archs=${1:-90a} build=build/cuda out=build/cuda/gpu
+programs=(
+  tests/unit/kernels/test_cuda_{ops,topk,sparse,graph,experts}
+  tests/model_check
+  bench/bench_gpu_{linear,sparse}
+)
+cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=ON -DBATON_CUDA_ARCHS="$archs" \
+  -DCMAKE_EXE_LINKER_FLAGS="-Wl,--as-needed" -DCMAKE_BUILD_RPATH='$ORIGIN/lib' >/dev/null
+ninja -C "$build" "${programs[@]}"
+rm -rf "$out"
+mkdir -p "$out/lib"
+for p in "${programs[@]}"; do
+  strip -o "$out/$(basename "$p")" "$build/$p"
+done
+# Everything but glibc travels along.
+for p in "${programs[@]}"; do
+  ldd "$build/$p" | awk '$2 == "=>" && $3 ~ /^\// {print $3}'
+done | sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread)\.so' | xargs -I{} cp -L {} "$out/lib/"
+git rev-parse --short HEAD >"$out/commit"
+# The programs share most of their kernels: together they pack to little more than one of them.
+rm -rf build/gpu
+mkdir -p build/gpu
+tar -C "$out" -c . | xz -T1 --lzma2=preset=2,dict=128MiB >build/gpu/gpu.tar.xz
+du -sh build/gpu
