@@ -62,7 +62,8 @@ struct Dev {
     CudaPinned ring[CUDA_RING];
     unsigned n_batches;
 
-    bool rope_valid; /* CUDA_WORK_ROPE holds the batch's angles for the next two */
+    bool rope_valid;                 /* CUDA_WORK_ROPE holds the batch's angles for the next two */
+    unsigned long long rope_capture; /* the capture that computes them, 0 for none */
     int rope_dim;
     float rope_theta;
 

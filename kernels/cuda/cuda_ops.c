@@ -35,14 +35,26 @@ static void op_linear(Dev *d, Tensor out, Tensor x, const Mat *w) {
                 d->stream);
 }
 
-/* Angles are made once per batch and shape; every layer uses them. */
+/* Number of the capture that the stream is in, 0 for none. */
+static unsigned long long capture_of(const Dev *d) {
+    enum cudaStreamCaptureStatus status;
+    unsigned long long id = 0;
+    cuda_must(cudaStreamGetCaptureInfo(d->stream, &status, &id, NULL, NULL, NULL, NULL),
+              "asking for the capture");
+    return status == cudaStreamCaptureStatusActive ? id : 0;
+}
+
+/* Angles are made once per batch, shape and graph; every layer uses them. */
 static void op_rope(Dev *d, Tensor x, int heads, int stride, int at, int dim, float theta) {
     cuda_enter(d);
     float *angle =
         cuda_work(d, CUDA_WORK_ROPE, (size_t)d->conf.max_rows * (size_t)dim * sizeof(float));
-    if (!d->rope_valid || d->rope_dim != dim || d->rope_theta != theta) {
+    unsigned long long capture = capture_of(d);
+    if (!d->rope_valid || d->rope_capture != capture || d->rope_dim != dim ||
+        d->rope_theta != theta) {
         cuda_rope_angles(angle, d->pos, d->rows.rows, dim, theta, d->stream);
         d->rope_valid = true;
+        d->rope_capture = capture;
         d->rope_dim = dim;
         d->rope_theta = theta;
     }

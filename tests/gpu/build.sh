@@ -22,7 +22,7 @@ done
 for p in "${programs[@]}"; do
   ldd "$build/$p" | awk '$2 == "=>" && $3 ~ /^\// {print $3}'
 done | sort -u | grep -vE '/(libc|libm|libdl|librt|libpthread)\.so' | xargs -I{} cp -L {} "$out/lib/"
-git rev-parse --short HEAD >"$out/commit"
+git describe --always --dirty >"$out/commit"
 # The programs share most of their kernels: together they pack to little more than one of them.
 rm -rf build/gpu
 mkdir -p build/gpu

@@ -8,8 +8,9 @@ mkdir -p "$bin"
 tar -C "$bin" -xJf build/gpu/gpu.tar.xz || python3 -m tarfile -e build/gpu/gpu.tar.xz "$bin" || exit 2
 export LD_LIBRARY_PATH="$PWD/$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 mkdir -p "$out"
+cat "$bin/commit"
 : >"$out/tests.log"
-: >"$out/bench.md"
+cat "$bin/commit" >"$out/bench.md"
 
 # check NAME SECONDS COMMAND...: a skipped test counts as failed here, where there must be a GPU
 check() {
