@@ -11,6 +11,7 @@
 #include "base/topo.h"
 #include "model/selftest.h"
 #include "proto/hello.h"
+#include "proto/shmring.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +20,7 @@ typedef struct Opts {
     char *name, *endpoint, *dir, *files, *device, *backend, *admin_host;
     int64_t shard, n_shards, threads, node, max_rows, admin_port, drain_ms;
     double min_fraction;
-    bool strict_speed, require_node, lock, oversubscribe;
+    bool strict_speed, require_node, lock, oversubscribe, shm;
     int log_level;
 } Opts;
 
@@ -35,7 +36,8 @@ typedef struct App {
     Life *life;
     LoopTimer *drain_watch;
     bool draining;
-    bool pin; /* there is a physical core for each compute thread */
+    char shm[SHM_NAME_MAX + 1]; /* abstract socket of shared memory; "": not offered */
+    bool pin;                   /* there is a physical core for each compute thread */
 } App;
 
 static const LogLevel LEVELS[] = {LOG_LV_ERR, LOG_LV_WARN, LOG_LV_INFO, LOG_LV_DEBUG};
@@ -73,6 +75,8 @@ static const ConfOpt OPTIONS[] = {
         "Files: below min_fraction the daemon does not start."),
     ROW("experts", "require_node", CONF_BOOL, "no", require_node,
         "Files: memory that is not all on [engine] node is an error."),
+    ROW("service", "shm", CONF_BOOL, "yes", shm,
+        "Calls of callers on this host go through shared memory."),
     ROW("experts", "lock", CONF_BOOL, "no", lock, "Files: locks the weights into memory."),
     ROW("engine", "backend", CONF_STR, "cpu", backend,
         "Checkpoint: \"cpu\", or \"ref\" for plain C."),
@@ -191,6 +195,7 @@ static void fill_hello(App *a) {
     a->hello.shard = (uint32_t)a->opts.shard;
     a->hello.n_shards = (uint32_t)a->opts.n_shards;
     a->hello.max_rows = (uint32_t)a->opts.max_rows;
+    a->hello.shm = a->shm;
     fill_held(a);
 }
 
@@ -316,7 +321,7 @@ static int start_store(App *a, Err *err) {
     if (rc)
         return rc;
     return serve_open(&a->serve, a->loop, a->store, store_shape(a->store), (int)o->max_rows,
-                      a->generation, err);
+                      a->generation, *a->shm ? a->shm : NULL, err);
 }
 
 static int start_serving(App *a, Err *err) {
@@ -362,6 +367,8 @@ int main(int argc, char **argv) {
         return status;
     log_init("expertd", LEVELS[a->opts.log_level]);
     a->generation = clock_unique();
+    if (a->opts.shm)
+        snprintf(a->shm, sizeof a->shm, "baton-expertd-%016llx", (unsigned long long)a->generation);
     a->loop = loop_new();
     Err err = {0};
     int rc = start_store(a, &err);

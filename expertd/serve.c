@@ -1,11 +1,13 @@
-/* See serve.h. The loop thread owns Serve and the list of callers; a Call belongs to the worker
- * between order_push and loop_post. */
+/* See serve.h. The loop thread owns Serve and the list of calls that came as messages; such a Call
+ * belongs to the worker between order_push and loop_post. Calls through shared memory are the
+ * worker's from begin to end. */
 #include "expertd/serve.h"
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/stat.h"
 #include "expertd/order.h"
+#include "proto/shmring.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -15,6 +17,7 @@
 
 enum {
     INSIDE = 8,        /* small calls in one opening of a large one */
+    SLEEP_MS = 1000,   /* the worker looks for work again, in case a bell was lost */
     RATE_WINDOW_S = 5, /* over which the rate of reading weights is an average */
 };
 
@@ -27,7 +30,9 @@ typedef struct Call {
     int32_t *expert;
     int64_t arrived_us, done_us;
     int64_t compute_us;       /* without that of calls inside of it */
-    struct Call *next, *prev; /* loop thread: calls not yet answered */
+    struct Call *next, *prev; /* in the list of its kind, not yet answered */
+    bool in_ring;             /* x and y lie in shared memory */
+    ShmCall ring;
 } Call;
 
 struct Serve {
@@ -37,14 +42,19 @@ struct Serve {
     int max_rows;
     uint64_t generation;
     Order *order;
+    ShmServer *shm; /* NULL: not offered */
+    _Atomic bool stop;
     pthread_t worker;
     Call *open; /* calls not yet answered */
     int n_open;
+    Call *ring_open;               /* worker: calls in rings not yet answered */
+    _Atomic int n_ring;            /* their number */
     _Atomic int64_t busy_since_ms; /* worker: begin of the call being computed, 0 between calls */
     int64_t inside_us;             /* worker: of small calls inside of the current large one */
     double rate_bytes, rate_s;     /* worker: read and computed lately, older parts count less */
     int64_t rate_us;               /* worker: when they were brought up to date */
     StatCounter *calls, *refused, *rows, *bytes;
+    StatCounter *by_message, *by_ring;
     StatGauge *rate, *depth;
     StatHist *wait_s, *compute_s, *reply_s, *call_rows, *call_experts;
 };
@@ -65,6 +75,32 @@ static void count_rate(Serve *s, uint64_t bytes, int64_t compute_us) {
 }
 
 static void on_opening(void *arg);
+static void take_ring_calls(Serve *s);
+
+static void list_add(Call **list, Call *c) {
+    c->next = *list;
+    if (*list)
+        (*list)->prev = c;
+    *list = c;
+}
+
+static void list_remove(Call **list, Call *c) {
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        *list = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+}
+
+static void answer_ring(Serve *s, Call *c) {
+    shmserver_answer(s->shm, &c->ring, 0, NULL);
+    stat_observe(s->reply_s, (double)(clock_now_us() - c->done_us) * 1e-6);
+    list_remove(&s->ring_open, c);
+    atomic_fetch_sub(&s->n_ring, 1);
+    free(c->expert);
+    free(c);
+}
 
 static void compute(Serve *s, Call *c, void (*between)(void *arg)) {
     int64_t begin = clock_now_us(), inside_before = s->inside_us;
@@ -78,7 +114,10 @@ static void compute(Serve *s, Call *c, void (*between)(void *arg)) {
     stat_observe(s->call_experts, work.n_experts);
     stat_add(s->bytes, (double)work.bytes);
     count_rate(s, work.bytes, c->compute_us);
-    CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE of them */
+    if (c->in_ring)
+        answer_ring(s, c);
+    else
+        CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE and one round of the loop */
 }
 
 /* Between two parts of a large call. */
@@ -86,9 +125,20 @@ static void on_opening(void *arg) {
     Serve *s = arg;
     int64_t begin = clock_now_us();
     Call *c = NULL;
+    if (s->shm)
+        take_ring_calls(s);
     for (int i = 0; i < INSIDE && (c = order_pop_small(s->order)); i++)
         compute(s, c, NULL);
     s->inside_us += clock_now_us() - begin;
+}
+
+static void work(Serve *s, Call *c) {
+    atomic_store(&s->busy_since_ms, clock_now_ms());
+    if (c->in_ring && shmserver_gone(s->shm, &c->ring))
+        answer_ring(s, c); /* nobody reads it: only the slot is given back */
+    else
+        compute(s, c, c->n > STORE_SMALL_ROWS ? on_opening : NULL);
+    atomic_store(&s->busy_since_ms, 0);
 }
 
 static void *worker_main(void *arg) {
@@ -96,10 +146,15 @@ static void *worker_main(void *arg) {
     Err err = {0};
     if (store_pin_caller(s->store, &err))
         LOG_WARN("the worker thread stays unpinned: %s", err.text);
-    for (Call *c; (c = order_pop(s->order, -1));) {
-        atomic_store(&s->busy_since_ms, clock_now_ms());
-        compute(s, c, c->n > STORE_SMALL_ROWS ? on_opening : NULL);
-        atomic_store(&s->busy_since_ms, 0);
+    while (!atomic_load(&s->stop)) {
+        uint32_t bell = s->shm ? shmserver_bell(s->shm) : 0; /* before it looks for work */
+        if (s->shm)
+            take_ring_calls(s);
+        Call *c = order_pop(s->order, s->shm ? 0 : -1);
+        if (c)
+            work(s, c);
+        else if (s->shm && !atomic_load(&s->stop))
+            shmserver_sleep(s->shm, bell, SLEEP_MS);
     }
     return NULL;
 }
@@ -108,12 +163,7 @@ static void *worker_main(void *arg) {
 
 static void call_free(Call *c) {
     Serve *s = c->serve;
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        s->open = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
+    list_remove(&s->open, c);
     stat_set(s->depth, --s->n_open);
     free(c->x);
     free(c);
@@ -153,6 +203,17 @@ static void refuse(Serve *s, BusPeer *peer, uint64_t call, Baton__FailCode code,
     reply(s, peer, &r, NULL, 0);
 }
 
+/* What is wrong with the numbers of a call, or NULL. */
+static const char *check_numbers(const Serve *s, uint32_t layer, uint32_t n_rows, uint32_t k) {
+    if (layer >= (uint32_t)(s->shape->n_layers + s->shape->n_mtp) || s->shape->layer_dense[layer])
+        return "layer without experts";
+    if (n_rows < 1 || n_rows > (uint32_t)s->max_rows)
+        return "n_rows outside 1..max_rows";
+    if (k < 1 || k > SHAPE_MAX_TOPK_EXPERTS)
+        return "k out of range";
+    return NULL;
+}
+
 static size_t blob_bytes(const Serve *s, const Baton__ExpertCall *c) {
     return (size_t)c->n_rows * ((size_t)s->shape->hidden * sizeof(float) +
                                 (size_t)c->k * (sizeof(int32_t) + sizeof(float)));
@@ -163,13 +224,9 @@ static const char *check(const Serve *s, const Baton__ExpertCall *c, const void 
                          size_t blob_len) {
     if (c->generation != s->generation)
         return "generation of another process";
-    if (c->layer >= (uint32_t)(s->shape->n_layers + s->shape->n_mtp) ||
-        s->shape->layer_dense[c->layer])
-        return "layer without experts";
-    if (c->n_rows < 1 || c->n_rows > (uint32_t)s->max_rows)
-        return "n_rows outside 1..max_rows";
-    if (c->k < 1 || c->k > SHAPE_MAX_TOPK_EXPERTS)
-        return "k out of range";
+    const char *wrong = check_numbers(s, c->layer, c->n_rows, c->k);
+    if (wrong)
+        return wrong;
     if (!blob || blob_len != blob_bytes(s, c))
         return "activations of another size than n_rows and k say";
     return NULL;
@@ -208,10 +265,7 @@ static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const
     c->expert = (int32_t *)(c->x + nx);
     c->weight = (float *)(c->expert + nk);
     c->y = c->weight + nk;
-    c->next = s->open;
-    if (s->open)
-        s->open->prev = c;
-    s->open = c;
+    list_add(&s->open, c);
     stat_set(s->depth, ++s->n_open);
     return c;
 }
@@ -236,8 +290,74 @@ void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const
     } else {
         stat_add(s->calls, 1);
         stat_add(s->rows, m->n_rows);
+        stat_add(s->by_message, 1);
+        if (s->shm)
+            shmserver_ring(s->shm);
     }
 }
+
+/* ---- worker thread: calls in shared memory ---- */
+
+static const char *check_room(const Serve *s, const ShmCall *r) {
+    uint64_t n = r->head.b, k = r->head.c, row = (uint64_t)s->shape->hidden * sizeof(float);
+    if (n * (row + k * (sizeof(int32_t) + sizeof(float))) > r->in_bytes || n * row > r->out_bytes)
+        return "more rows than its slot has room for";
+    return NULL;
+}
+
+/* Ids and weights are copied before they are checked: what lies in the slot may change. */
+static Call *ring_call(Serve *s, const ShmCall *r) {
+    size_t nx = (size_t)r->head.b * (size_t)s->shape->hidden,
+           nk = (size_t)r->head.b * (size_t)r->head.c;
+    Call *c = xcalloc(1, sizeof *c);
+    *c = (Call){.serve = s,
+                .layer = (int)r->head.a,
+                .n = (int)r->head.b,
+                .k = (int)r->head.c,
+                .x = (float *)r->in,
+                .y = r->out,
+                .arrived_us = clock_now_us(),
+                .in_ring = true,
+                .ring = *r};
+    c->expert = xmalloc(nk * (sizeof(int32_t) + sizeof(float)));
+    memcpy(c->expert, c->x + nx, nk * (sizeof(int32_t) + sizeof(float)));
+    c->weight = (float *)(c->expert + nk);
+    return c;
+}
+
+static void take_ring_calls(Serve *s) {
+    for (ShmCall r; shmserver_take(s->shm, &r);) {
+        Call *c = NULL;
+        uint32_t code = BATON__FAIL_CODE__FAIL_INVALID;
+        const char *wrong = check_numbers(s, r.head.a, r.head.b, r.head.c);
+        if (!wrong)
+            wrong = check_room(s, &r);
+        if (!wrong) {
+            c = ring_call(s, &r);
+            wrong = check_ids(s, c);
+        }
+        if (!wrong && !order_push(s->order, c, c->n <= STORE_SMALL_ROWS)) {
+            wrong = "too many calls wait";
+            code = BATON__FAIL_CODE__FAIL_BUSY;
+        }
+        if (wrong) {
+            LOG_WARN("call in shared memory: %s", wrong);
+            stat_add(s->refused, 1);
+            shmserver_answer(s->shm, &r, code, wrong);
+            if (c)
+                free(c->expert);
+            free(c);
+            continue;
+        }
+        list_add(&s->ring_open, c);
+        atomic_fetch_add(&s->n_ring, 1);
+        stat_add(s->calls, 1);
+        stat_add(s->rows, c->n);
+        stat_add(s->by_ring, 1);
+    }
+}
+
+/* ---- loop thread ---- */
 
 void serve_on_gone(Serve *s, BusPeer *peer) {
     for (Call *c = s->open; c; c = c->next)
@@ -246,7 +366,7 @@ void serve_on_gone(Serve *s, BusPeer *peer) {
 }
 
 int serve_n_waiting(const Serve *s) {
-    return s->n_open;
+    return s->n_open + atomic_load(&s->n_ring);
 }
 
 bool serve_alive(const Serve *s) {
@@ -258,6 +378,10 @@ static void open_stats(Serve *s) {
     static const double powers[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
     s->calls = stat_counter("baton_expert_calls_total", "", "Expert calls accepted.");
     s->refused = stat_counter("baton_expert_refused_total", "", "Expert calls refused.");
+    s->by_message = stat_counter("baton_expert_path_calls_total", "path=\"zmq\"",
+                                 "Accepted calls by the way they came.");
+    s->by_ring = stat_counter("baton_expert_path_calls_total", "path=\"shm\"",
+                              "Accepted calls by the way they came.");
     s->rows = stat_counter("baton_expert_rows_total", "", "Tokens in accepted expert calls.");
     s->wait_s = stat_hist_seconds("baton_expert_wait_seconds", "",
                                   "From the arrival of a call to the begin of its computation.");
@@ -276,8 +400,17 @@ static void open_stats(Serve *s) {
     s->depth = stat_gauge("baton_expert_waiting", "", "Calls accepted and not yet answered.");
 }
 
+static int open_shm(Serve *s, const char *name, Err *err) {
+    uint64_t row = (uint64_t)s->shape->hidden * sizeof(float), n = (uint64_t)s->max_rows,
+             places = SHAPE_MAX_TOPK_EXPERTS * (sizeof(int32_t) + sizeof(float));
+    ShmGeom most = {.generation = s->generation,
+                    .in_bytes = (n * (row + places) + 63) / 64 * 64,
+                    .out_bytes = (n * row + 63) / 64 * 64};
+    return shmserver_open(&s->shm, name, &most, err);
+}
+
 int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,
-               uint64_t generation, Err *err) {
+               uint64_t generation, const char *shm_name, Err *err) {
     Serve *s = xcalloc(1, sizeof *s);
     *s = (Serve){.loop = loop,
                  .store = store,
@@ -286,11 +419,17 @@ int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int ma
                  .generation = generation};
     s->order = order_new(SERVE_QUEUE);
     open_stats(s);
-    int rc = pthread_create(&s->worker, NULL, worker_main, s);
+    int rc = shm_name ? open_shm(s, shm_name, err) : 0;
+    if (!rc) {
+        int why = pthread_create(&s->worker, NULL, worker_main, s);
+        if (why)
+            rc = err_set(err, E_IO, "cannot start the worker thread: %s", strerror(why));
+    }
     if (rc) {
+        shmserver_close(s->shm);
         order_free(s->order);
         free(s);
-        return err_set(err, E_IO, "cannot start the worker thread: %s", strerror(rc));
+        return rc;
     }
     *out = s;
     return 0;
@@ -299,10 +438,19 @@ int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int ma
 void serve_close(Serve *s) {
     if (!s)
         return;
-    order_close(s->order); /* what waits in it is freed through the list below */
+    atomic_store(&s->stop, true);
+    order_close(s->order); /* what waits in it is freed through the lists below */
+    if (s->shm)
+        shmserver_ring(s->shm);
     pthread_join(s->worker, NULL);
     while (s->open)
         call_free(s->open);
+    for (Call *c; (c = s->ring_open);) {
+        s->ring_open = c->next;
+        free(c->expert);
+        free(c);
+    }
+    shmserver_close(s->shm);
     order_free(s->order);
     free(s);
 }

@@ -17,7 +17,7 @@ typedef struct Serve Serve;
 
 /* Starts the worker. store must outlive it. */
 int serve_open(Serve **out, Loop *loop, Store *store, const Shape *shape, int max_rows,
-               uint64_t generation, Err *err);
+               uint64_t generation, const char *shm_name, Err *err);
 /* Waits for the call being computed, drops the others. After the loop has ended: what it still
  * holds of the worker's posts is never run. */
 void serve_close(Serve *s);

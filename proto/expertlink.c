@@ -4,55 +4,14 @@
 #include "base/clock.h"
 #include "proto/bus.h"
 #include "proto/bus_frame.h"
-#include "proto/bus_wire.h"
+#include "proto/expertlink_int.h"
 #include "proto/hello.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIZE_LIMIT = 1 << 20 }; /* of hidden and max_rows: no product of sizes overflows */
-
-typedef enum State {
-    STATE_CLOSED,   /* no socket; the next post connects */
-    STATE_GREETING, /* hello sent */
-    STATE_GREETED,  /* hello accepted, first ping sent */
-    STATE_READY,
-} State;
-
-/* One expertd. */
-typedef struct Daemon {
-    char *endpoint;
-    void *socket, *monitor;
-    State state;
-    Baton__Hello *hello; /* its own, of the current connection */
-    uint64_t pong_seq;   /* the latest answered ping */
-    bool pong_ready;
-    char pong_reason[BUS_REASON_MAX + 1];
-    uint64_t first_call; /* of the current post; its calls are numbered on from here */
-    int n_calls, n_open; /* sent; not yet answered */
-    bool answered[EXPERTLINK_CALLS_MAX];
-    float *y; /* [y_rows, hidden] */
-    int y_rows;
-} Daemon;
-
-struct ExpertLink {
-    Baton__Hello *self; /* owned */
-    BusWireConf wire;
-    void *context;
-    int64_t deadline_ms;
-    int n, hidden;
-    Daemon daemon[EXPERTLINK_MAX];
-    int by_shard[EXPERTLINK_MAX]; /* index into daemon */
-    uint64_t next_call, ping_seq;
-    int64_t give_up_ms; /* of the current post */
-    int n_rows;         /* of the current post; -1: none under way */
-    Err post_err;       /* why the last post failed */
-    uint8_t *blob;      /* one call's second frame */
-    size_t blob_bytes;
-    BusWireMsg msg;
-};
+enum { RING_WAIT_MS = 2 }; /* between two looks at whether a daemon lives */
 
 /* ---- connections ---- */
 
@@ -64,6 +23,8 @@ static void disconnect(Daemon *d, bool last_word) {
     hello_free(d->hello);
     d->hello = NULL;
     d->state = STATE_CLOSED;
+    d->ring_tried = false;
+    expertlink_ring_drop(d);
     d->n_open = d->n_calls = 0;
 }
 
@@ -208,6 +169,21 @@ static int drain(ExpertLink *l, Daemon *d, Err *err) {
 
 /* ---- waiting ---- */
 
+/* Waits in the first ring that has a call under way, if there is one, then looks after its daemon:
+ * a ring does not tell that a process has died. False when no ring has any. */
+static bool wait_in_ring(ExpertLink *l, int64_t left_ms, int *rc, Err *err) {
+    for (int i = 0; i < l->n; i++) {
+        Daemon *d = &l->daemon[i];
+        if (!d->on_ring || d->n_open == 0)
+            continue;
+        expertlink_ring_wait(d, left_ms < RING_WAIT_MS ? left_ms * 1000 : RING_WAIT_MS * 1000);
+        if (d->n_open > 0 && !(*rc = expertlink_ring_take(d, err)) && d->n_open > 0)
+            *rc = drain(l, d, err);
+        return true;
+    }
+    return false;
+}
+
 typedef bool (*DoneFn)(const ExpertLink *l, const Daemon *d);
 
 static bool is_ready(const ExpertLink *l, const Daemon *d) {
@@ -232,7 +208,7 @@ static int wait_all(ExpertLink *l, DoneFn done, int64_t give_up_ms, Err *err) {
         Daemon *late = NULL;
         for (int i = 0; i < l->n; i++) {
             Daemon *d = &l->daemon[i];
-            int rc = drain(l, d, err);
+            int rc = d->on_ring ? expertlink_ring_take(d, err) : drain(l, d, err);
             if (rc)
                 return rc;
             if (!done(l, d))
@@ -245,6 +221,12 @@ static int wait_all(ExpertLink *l, DoneFn done, int64_t give_up_ms, Err *err) {
         int64_t left = give_up_ms - clock_now_ms();
         if (left <= 0)
             return fail(late, E_DEADLINE, "no answer in time", err);
+        int ring_rc = 0;
+        if (wait_in_ring(l, left, &ring_rc, err)) {
+            if (ring_rc)
+                return ring_rc;
+            continue;
+        }
         if (zmq_poll(item, 2 * l->n, left) < 0 && errno != EINTR)
             return err_set(err, E_IO, "cannot wait for expertd: %s", zmq_strerror(errno));
     }
@@ -319,56 +301,68 @@ static void *append(void *at, const void *from, size_t bytes) {
     return (uint8_t *)at + bytes;
 }
 
-typedef struct Rows {
-    int layer, n, k;
-    const float *x;        /* [n, hidden] */
-    const int32_t *expert; /* [n, k] */
-    const float *weight;   /* [n, k] */
-} Rows;
+void *expertlink_payload(const ExpertLink *l, const ExpertRows *r, int first, int n, void *to) {
+    size_t hidden = (size_t)l->hidden, at = (size_t)first, k = (size_t)r->k, rows = (size_t)n;
+    to = append(to, r->x + at * hidden, rows * hidden * sizeof *r->x);
+    to = append(to, r->expert + at * k, rows * k * sizeof *r->expert);
+    return append(to, r->weight + at * k, rows * k * sizeof *r->weight);
+}
 
-static int post_to(ExpertLink *l, Daemon *d, const Rows *r, Err *err) {
+/* One call as a message. */
+static int send_call(ExpertLink *l, Daemon *d, int i, const ExpertRows *r, int first, int n,
+                     Err *err) {
+    uint8_t *end = expertlink_payload(l, r, first, n, l->blob);
+    Baton__ExpertCall call = BATON__EXPERT_CALL__INIT;
+    call.call = d->first_call + (uint64_t)i;
+    call.generation = d->hello->generation;
+    call.layer = (uint32_t)r->layer;
+    call.n_rows = (uint32_t)n;
+    call.k = (uint32_t)r->k;
+    return send_envelope(l, d, BATON__ENVELOPE__BODY_EXPERT_CALL, &call.base, l->blob,
+                         (size_t)(end - l->blob), err);
+}
+
+static int post_to(ExpertLink *l, Daemon *d, const ExpertRows *r, Err *err) {
     int max = (int)d->hello->max_rows < r->n ? (int)d->hello->max_rows : r->n;
     int n_calls = (r->n + max - 1) / max;
     if (n_calls > EXPERTLINK_CALLS_MAX)
         return err_set(err, E_LIMIT, "expertd at %s: takes %d rows at once, %d are too many",
                        d->endpoint, max, r->n);
-    if (d->y_rows < r->n) {
+    int rc = expertlink_ring_ready(l, d, max, n_calls, err);
+    if (rc)
+        return rc;
+    if (!d->ring && d->y_rows < r->n) {
         d->y = xrealloc(d->y, (size_t)r->n * (size_t)l->hidden * sizeof *d->y);
         d->y_rows = r->n;
     }
     d->first_call = l->next_call;
     l->next_call += (uint64_t)n_calls;
     d->n_calls = d->n_open = n_calls;
+    d->on_ring = d->ring != NULL;
     memset(d->answered, 0, sizeof d->answered);
-    for (int i = 0; i < n_calls; i++) {
-        int first = i * max, rows = r->n - first < max ? r->n - first : max;
-        size_t nx = (size_t)rows * (size_t)l->hidden, nk = (size_t)rows * (size_t)r->k;
-        size_t at_k = (size_t)first * (size_t)r->k;
-        void *at = append(l->blob, r->x + (size_t)first * (size_t)l->hidden, nx * sizeof *r->x);
-        at = append(at, r->expert + at_k, nk * sizeof *r->expert);
-        at = append(at, r->weight + at_k, nk * sizeof *r->weight);
-        Baton__ExpertCall call = BATON__EXPERT_CALL__INIT;
-        call.call = d->first_call + (uint64_t)i;
-        call.generation = d->hello->generation;
-        call.layer = (uint32_t)r->layer;
-        call.n_rows = (uint32_t)rows;
-        call.k = (uint32_t)r->k;
-        int rc = send_envelope(l, d, BATON__ENVELOPE__BODY_EXPERT_CALL, &call.base, l->blob,
-                               (size_t)((uint8_t *)at - l->blob), err);
-        if (rc)
-            return rc;
+    for (int i = 0; i < n_calls && !rc; i++) {
+        int first = i * max, n = r->n - first < max ? r->n - first : max;
+        if (d->on_ring)
+            expertlink_ring_post(l, d, i, r, first, n);
+        else
+            rc = send_call(l, d, i, r, first, n, err);
     }
-    return 0;
+    return rc;
 }
 
 /* Answers that still come belong to nothing. */
 static void end_post(ExpertLink *l) {
-    for (int i = 0; i < l->n; i++)
-        l->daemon[i].n_calls = l->daemon[i].n_open = 0;
+    for (int i = 0; i < l->n; i++) {
+        Daemon *d = &l->daemon[i];
+        if (d->on_ring && d->n_open > 0)
+            expertlink_ring_drop(d); /* its slots are the daemon's until they are done */
+        d->n_calls = d->n_open = 0;
+        d->on_ring = false;
+    }
     l->n_rows = -1;
 }
 
-static int post_rows(ExpertLink *l, const Rows *r, Err *err) {
+static int post_rows(ExpertLink *l, const ExpertRows *r, Err *err) {
     if (r->n < 1 || r->n > SIZE_LIMIT || r->k < 1 || r->k > SIZE_LIMIT / r->n || r->layer < 0)
         return err_set(err, E_INVAL, "an expert call of %d rows, %d places, layer %d", r->n, r->k,
                        r->layer);
@@ -392,7 +386,7 @@ static int post_rows(ExpertLink *l, const Rows *r, Err *err) {
 int expertlink_post(void *link, int layer, int n_rows, int k, const float *x, const int32_t *expert,
                     const float *weight, Err *err) {
     ExpertLink *l = link;
-    Rows r = {layer, n_rows, k, x, expert, weight};
+    ExpertRows r = {layer, n_rows, k, x, expert, weight};
     l->post_err = (Err){0};
     end_post(l);
     int rc = post_rows(l, &r, &l->post_err);
@@ -401,6 +395,18 @@ int expertlink_post(void *link, int layer, int n_rows, int k, const float *x, co
     if (rc && err)
         *err = l->post_err;
     return rc;
+}
+
+/* sum[n_rows, hidden] += one daemon's partial sums. */
+static void add_answers(const ExpertLink *l, const Daemon *d, float *sum) {
+    size_t n = (size_t)l->n_rows * (size_t)l->hidden,
+           each = (size_t)d->hello->max_rows * (size_t)l->hidden;
+    for (int i = 0; i < d->n_calls; i++) {
+        size_t first = (size_t)i * each, end = first + each < n ? first + each : n;
+        const float *y = d->on_ring ? expertlink_ring_answer(d, i) : d->y + first;
+        for (size_t k = first; k < end; k++)
+            sum[k] += y[k - first];
+    }
 }
 
 int expertlink_wait(void *link, float *sum, Err *err) {
@@ -414,16 +420,10 @@ int expertlink_wait(void *link, float *sum, Err *err) {
     }
     bool sent = l->daemon[0].n_calls > 0;
     int rc = sent ? wait_all(l, is_answered, l->give_up_ms, err) : 0;
-    size_t n = (size_t)l->n_rows * (size_t)l->hidden;
+    for (int s = 0; s < l->n && sent && !rc; s++)
+        add_answers(l, &l->daemon[l->by_shard[s]], sum);
     end_post(l);
-    if (rc || !sent)
-        return rc;
-    for (int s = 0; s < l->n; s++) {
-        const float *y = l->daemon[l->by_shard[s]].y;
-        for (size_t i = 0; i < n; i++)
-            sum[i] += y[i];
-    }
-    return 0;
+    return rc;
 }
 
 int expertlink_probe(ExpertLink *l, Err *err) {
@@ -480,6 +480,31 @@ void expertlink_close(ExpertLink *l) {
     free(l->blob);
     bus_wire_context_put();
     free(l);
+}
+
+void expertlink_transport(ExpertLink *l, ExpertLinkTransport transport) {
+    l->transport = transport;
+    for (int i = 0; i < l->n; i++) {
+        l->daemon[i].ring_tried = false;
+        expertlink_ring_drop(&l->daemon[i]);
+    }
+}
+
+const char *expertlink_path(const ExpertLink *l, int shard) {
+    return l->daemon[l->by_shard[shard]].path;
+}
+
+const Baton__Hello *expertlink_hello(const ExpertLink *l, int shard) {
+    return l->daemon[l->by_shard[shard]].hello;
+}
+
+int expertlink_shards(const ExpertLink *l) {
+    return l->n;
+}
+
+void *expertlink_memory(const ExpertLink *l, int shard, size_t *bytes) {
+    const Daemon *d = &l->daemon[l->by_shard[shard]];
+    return d->ring ? shmring_memory(d->ring, bytes) : NULL;
 }
 
 int expertlink_hidden(const ExpertLink *l) {

@@ -2,9 +2,10 @@
  *
  * One connection per expertd, each holding one slice of every expert: a call goes to all of them
  * before any answer is read, and the answers are added in the order of the slices, so that the same
- * call gives the same bits. Works without a loop; one thread at a time. To expertd it looks like
- * any client of the bus, one that is silent between calls. A failure names the endpoint and comes
- * within the deadline; the next post connects again what was lost. */
+ * call gives the same bits. On one host they go through shared memory (shmring.h), else as
+ * messages; the results are the same. Works without a loop; one thread at a time. To expertd it
+ * looks like any client of the bus, one that is silent between calls. A failure names the endpoint
+ * and comes within the deadline; the next post connects again what was lost. */
 #pragma once
 
 #include "base/err.h"
@@ -12,7 +13,14 @@
 
 #include <stdint.h>
 
-enum { EXPERTLINK_MAX = 64, EXPERTLINK_CALLS_MAX = 64 };
+enum { EXPERTLINK_MAX = 64, EXPERTLINK_CALLS_MAX = 64, EXPERTLINK_PATH_MAX = 360 };
+
+/* How calls travel: shared memory where it can be had, shared memory or not at all, messages. */
+typedef enum ExpertLinkTransport {
+    EXPERTLINK_AUTO,
+    EXPERTLINK_SHM,
+    EXPERTLINK_ZMQ
+} ExpertLinkTransport;
 
 typedef struct ExpertLink ExpertLink;
 
@@ -24,6 +32,17 @@ int expertlink_open(ExpertLink **out, const char *const *endpoints, int n, const
 /* NULL is a no-op. */
 void expertlink_close(ExpertLink *l);
 int expertlink_hidden(const ExpertLink *l);
+int expertlink_shards(const ExpertLink *l);
+/* The hello of the daemon that holds a shard; NULL while it is not connected. */
+const Baton__Hello *expertlink_hello(const ExpertLink *l, int shard);
+
+/* From the next post on. Not between post and wait. */
+void expertlink_transport(ExpertLink *l, ExpertLinkTransport transport);
+/* How the latest calls to a shard went: "shm", or "zmq: " and why; "" before the first. */
+const char *expertlink_path(const ExpertLink *l, int shard);
+/* The memory through which calls to a shard go, to be pinned by a device; NULL when there is none.
+ * Another one after calls that need more room and after failures. */
+void *expertlink_memory(const ExpertLink *l, int shard, size_t *bytes);
 
 /* Sends x[n_rows, hidden], expert[n_rows, k] (-1: no remote expert in this place) and
  * weight[n_rows, k] to every daemon, cut into calls of at most its max_rows. All three are copied.

@@ -53,6 +53,8 @@ static int check_form(const Baton__Hello *h, Err *err) {
         return err_set(err, E_MISMATCH, "%s has no generation", h->name);
     if (!text_ok(h->kv_dtype, 0, 15))
         return err_set(err, E_MISMATCH, "%s has an unreadable kv_dtype", h->name);
+    if (!text_ok(h->shm, 0, HELLO_NAME_MAX))
+        return err_set(err, E_MISMATCH, "%s has an unreadable shm", h->name);
     if (!text_ok(h->expert_format, 0, 31))
         return err_set(err, E_MISMATCH, "%s has an unreadable expert_format", h->name);
     if (h->role == BATON__ROLE__ROLE_EXPERTD && h->shard >= h->n_shards)
@@ -125,6 +127,7 @@ Baton__Hello *hello_copy(const Baton__Hello *h) {
     copy->kv_dtype = xstrdup(h->kv_dtype);
     copy->model = xstrdup(h->model);
     copy->expert_format = xstrdup(h->expert_format);
+    copy->shm = xstrdup(h->shm);
     if (h->held.len) {
         copy->held.data = xmalloc(h->held.len);
         memcpy(copy->held.data, h->held.data, h->held.len);

@@ -10,8 +10,9 @@ enum { PROTOCOL_VERSION = 1, HELLO_NAME_MAX = 63 };
 
 /* Checks the peer's hello against ours: protocol version, that it is well formed (a role, a
  * printable name, a generation), that the two roles talk to each other, then whatever both carry
- * (model, fingerprint, tokenizer, TP, page size, KV dtype and layout, hidden size, experts). E_MISMATCH
- * with the field, both values and both names: "decode-0 has page_tokens 32, router-0 expects 64".
+ * (model, fingerprint, tokenizer, TP, page size, KV dtype and layout, hidden size, experts).
+ * E_MISMATCH with the field, both values and both names: "decode-0 has page_tokens 32, router-0
+ * expects 64".
  */
 int hello_check(const Baton__Hello *mine, const Baton__Hello *theirs, Err *err);
 

@@ -133,6 +133,10 @@ static bool is_done(SlotShared *s) {
     return atomic_load_explicit(&s->state, memory_order_acquire) == SLOT_DONE;
 }
 
+bool shmring_done(const ShmRing *r, int slot) {
+    return is_done(slot_of(r, slot));
+}
+
 bool shmring_wait(ShmRing *r, int slot, int64_t timeout_us) {
     SlotShared *s = slot_of(r, slot);
     int64_t spin = timeout_us < SHM_SPIN_US ? timeout_us : SHM_SPIN_US, end = clock_now_us() + spin;

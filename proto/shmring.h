@@ -52,6 +52,8 @@ void *shmring_in(const ShmRing *r, int slot);  /* in_bytes, the caller's to writ
 void *shmring_out(const ShmRing *r, int slot); /* out_bytes, to read while DONE */
 /* FREE -> POSTED. CHECKs that the slot is free. */
 void shmring_post(ShmRing *r, int slot, const ShmHead *head);
+/* Whether it is DONE. */
+bool shmring_done(const ShmRing *r, int slot);
 /* Whether it is DONE; waits at most timeout_us, of which the first SHM_SPIN_US are spent spinning.
  */
 bool shmring_wait(ShmRing *r, int slot, int64_t timeout_us);
@@ -82,6 +84,8 @@ typedef struct ShmCall {
 /* Worker: the next posted call, which is the worker's until it is answered; false when there is
  * none. Rings whose caller is gone are let go here. */
 bool shmserver_take(ShmServer *s, ShmCall *out);
+/* Worker: whether nobody waits for the answer any more. */
+bool shmserver_gone(ShmServer *s, const ShmCall *c);
 /* Worker: POSTED -> DONE. code 0: the answer is in the slot. reason: NULL or text. */
 void shmserver_answer(ShmServer *s, const ShmCall *c, uint32_t code, const char *reason);
 

@@ -213,6 +213,13 @@ bool shmserver_take(ShmServer *s, ShmCall *out) {
     return false;
 }
 
+bool shmserver_gone(ShmServer *s, const ShmCall *c) {
+    pthread_mutex_lock(&s->lock);
+    bool gone = c->peer->gone;
+    pthread_mutex_unlock(&s->lock);
+    return gone;
+}
+
 void shmserver_answer(ShmServer *s, const ShmCall *c, uint32_t code, const char *reason) {
     ShmPeer *p = c->peer;
     SlotShared *shared = shm_slot(p->base, &p->geom, c->slot);

@@ -72,7 +72,7 @@ static int setup(void **state) {
     assert_int_equal(store_open(&f->store, f->weights, &conf, &err), 0);
     f->loop = loop_new();
     assert_int_equal(serve_open(&f->serve, f->loop, f->store, weights_shape(f->weights), MAX_ROWS,
-                                GENERATION, &err),
+                                GENERATION, NULL, &err),
                      0);
     for (int i = 0; i < 2; i++) {
         baton__hello__init(&f->peer[i].hello);
