@@ -89,7 +89,8 @@ typedef struct Ops {
     int (*open)(const DevConf *conf, Dev **dev, Err *err);
     void (*close)(Dev **dev, int n_ranks);
 
-    /* -- memory, before ready. Host backends borrow the view's bytes; others copy -- */
+    /* -- memory, before ready; experts_load and experts_free also between steps, while no rank
+       works. Host backends borrow the view's bytes; others copy -- */
     int (*mat_load)(Dev *d, const MatView *view, Mat **out, Err *err);
     void (*mat_free)(Dev *d, Mat *m);
     int (*experts_load)(Dev *d, const ExpertsView *view, Experts **out, Err *err);

@@ -11,7 +11,16 @@
 
 enum { ENGINE_MAX_TP = 8 };
 
-typedef enum Command { CMD_OPEN, CMD_BIND, CMD_STEP, CMD_MTP, CMD_CLOSE, CMD_EXIT } Command;
+typedef enum Command {
+    CMD_OPEN,
+    CMD_BIND,
+    CMD_STEP,
+    CMD_MTP,
+    CMD_PLACE,
+    CMD_SWAP,
+    CMD_CLOSE,
+    CMD_EXIT
+} Command;
 
 typedef struct Rank {
     Engine *engine;
@@ -36,6 +45,9 @@ typedef struct Job {
     bool from_state;
     const KvLayout *layout;
     void *pool;
+    int layer;            /* place */
+    const bool *resident; /* place: [n_experts] */
+    bool take;            /* swap */
 } Job;
 
 struct Engine {
@@ -71,6 +83,8 @@ static int rank_open(Rank *r) {
         .mtp = c->mtp,
         .resident = c->resident,
         .port = c->port ? &e->port : NULL,
+        .counts = r->index == 0 ? c->counts : NULL,
+        .count_all = c->count_all,
     };
     const Shape *s = weights_shape(e->weights);
     int rc = forward_open(&r->forward, e->weights, &fc, &r->err);
@@ -144,6 +158,12 @@ static void rank_do(Rank *r) {
         break;
     case CMD_MTP:
         r->status = rank_mtp(r);
+        break;
+    case CMD_PLACE:
+        r->status = forward_place_load(r->forward, e->job.layer, e->job.resident, &r->err);
+        break;
+    case CMD_SWAP:
+        forward_place_swap(r->forward, e->job.take);
         break;
     case CMD_CLOSE:
         rank_close(r);
@@ -368,6 +388,14 @@ int engine_mtp(Engine *e, const OpsBatch *batch, const int32_t *hidden_row, bool
                      .hidden_row = hidden_row,
                      .from_state = from_state},
                err);
+}
+
+int engine_place(Engine *e, int layer, const bool *resident, Err *err) {
+    e->job = (Job){.command = CMD_PLACE, .layer = layer, .resident = resident};
+    int rc = all_ranks(e, err);
+    e->job = (Job){.command = CMD_SWAP, .take = rc == 0};
+    all_ranks(e, NULL);
+    return rc;
 }
 
 const float *engine_logits(const Engine *e, int row) {

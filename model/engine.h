@@ -21,7 +21,9 @@ typedef struct EngineConf {
     Dtype kv_dtype;
     const bool *resident;   /* as in ForwardConf */
     const ExpertPort *port; /* copied */
-    const Ops *ops;         /* NULL: by name; tests put a table of their own here */
+    RouteCount *counts;     /* as in ForwardConf, which only rank 0 gets; outlives the engine */
+    bool count_all;
+    const Ops *ops; /* NULL: by name; tests put a table of their own here */
 } EngineConf;
 
 /* One row whose logits are wanted. sampler NULL: none are sampled (the caller reads engine_logits).
@@ -58,6 +60,10 @@ int engine_step(Engine *e, const OpsBatch *batch, EngineRow *rows, int n_rows,
  */
 int engine_mtp(Engine *e, const OpsBatch *batch, const int32_t *hidden_row, bool from_state,
                EngineRow *rows, int n_rows, Err *err);
+/* Between steps, on the thread that makes them: from the next step on the devices hold the experts
+ * of a MoE layer that resident[n_experts] names. The device holds both sets for a moment. E_NOMEM
+ * and whatever else loading gives: nothing has changed. */
+int engine_place(Engine *e, int layer, const bool *resident, Err *err);
 /* Numbers of a tensor of rank 0 to host memory, densely packed, and back; between steps, or inside
  * of a probe. */
 void engine_get(Engine *e, const Tensor *t, void *host);

@@ -85,14 +85,32 @@ static void gated_mlp(Forward *f, const Mlp *m, int inner, Tensor h, Tensor y, i
 static int remote_post(Forward *f, int layer, Tensor h, Tensor id, Tensor weight, Err *err) {
     const Shape *s = &f->shape;
     const bool *resident = f->layer[layer].resident;
+    int n = h.rows * s->n_active, n_remote = 0;
     f->ops->download(f->dev, &h, f->host_x);
     f->ops->download(f->dev, &id, f->host_id);
     f->ops->download(f->dev, &weight, f->host_weight);
-    for (int i = 0; i < h.rows * s->n_active; i++)
-        if (f->host_id[i] >= 0 && resident[f->host_id[i]])
-            f->host_id[i] = -1;
+    if (f->conf.counts)
+        route_count_add(f->conf.counts, layer, f->host_id, n);
+    for (int i = 0; i < n; i++) {
+        bool remote = f->host_id[i] >= 0 && !resident[f->host_id[i]];
+        f->host_id[i] = remote ? f->host_id[i] : -1;
+        n_remote += remote;
+    }
+    if (f->conf.counts)
+        route_count_pairs(f->conf.counts, n, n_remote);
     return f->port.post(f->port.arg, layer, h.rows, s->n_active, f->host_x, f->host_id,
                         f->host_weight, err);
+}
+
+/* Counts for a layer that has no remote experts. */
+static void count_local(Forward *f, int layer, Tensor id) {
+    RouteCount *c = f->conf.counts;
+    int n = id.rows * f->shape.n_active;
+    if (f->conf.count_all) {
+        f->ops->download(f->dev, &id, f->host_id);
+        route_count_add(c, layer, f->host_id, n);
+    }
+    route_count_pairs(c, n, 0);
 }
 
 static int remote_wait(Forward *f, Tensor y, Err *err) {
@@ -132,6 +150,8 @@ static int experts(Forward *f, int layer, Tensor h, Tensor y, int n, const Forwa
     }
     if (remote)
         rc = remote_post(f, layer, h, id, weight, err);
+    else if (f->conf.counts)
+        count_local(f, layer, id);
     if (l->has_mlp)
         gated_mlp(f, &l->mlp, s->n_shared * s->moe_inner / f->conf.n_ranks, h, y, n);
     else
@@ -185,6 +205,8 @@ int forward_run(Forward *f, const OpsBatch *batch, const int32_t *logit_row, int
     CHECK(n_logits >= 0 && n_logits <= f->conf.max_logits);
     Tensor x = tensor_head(f->work.x, n), final = tensor_head(f->work.final, n);
 
+    if (f->conf.counts)
+        route_count_tokens(f->conf.counts, n);
     op->batch_set(f->dev, batch);
     op->embed(f->dev, x, f->embed);
     for (int i = 0; i < f->shape.n_layers; i++) {

@@ -10,6 +10,7 @@
 
 #include "base/err.h"
 #include "kernels/ops.h"
+#include "model/route_count.h"
 #include "model/shape.h"
 #include "model/weights.h"
 
@@ -56,12 +57,23 @@ typedef struct ForwardConf {
      * for the call. */
     const bool *resident;
     const ExpertPort *port; /* required when some are not; copied; used by rank 0 */
+    /* Rank 0 adds up what it routes, of layers with remote experts; count_all: of every MoE layer,
+     * which on a GPU means waiting for it once more in each. NULL: nothing is counted. */
+    RouteCount *counts;
+    bool count_all;
 } ForwardConf;
 
 /* Loads this rank's slices and allocates its workspace. COLLECTIVE over ranks, and every rank
  * returns whatever another one meets. w must outlive the Forward. */
 int forward_open(Forward **out, const Weights *w, const ForwardConf *conf, Err *err);
 void forward_close(Forward *f);
+
+/* Changes which experts of a MoE layer the device holds, in two halves between steps: load makes
+ * the new set beside the old one, swap puts it in place (take) or throws it away. resident
+ * [n_experts] is copied. E_INVAL for remote experts without a port. Each rank on its own thread;
+ * all of them before the next step. */
+int forward_place_load(Forward *f, int layer, const bool *resident, Err *err);
+void forward_place_swap(Forward *f, bool take);
 
 /* The pool geometry that the model needs: dtype as given, n_pages 0. mtp adds the MTP layer's
  * slots. */

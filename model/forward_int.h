@@ -22,8 +22,15 @@ typedef struct Layer {
     Mat *router;        /* [n_experts, hidden]; NULL on dense layers */
     Tensor router_bias; /* [1, n_experts] */
     Experts *experts;
-    const bool *resident; /* [n_experts]; NULL: all */
+    bool *resident; /* [n_experts]; NULL: all */
 } Layer;
+
+/* A layer's next experts, between load and swap. */
+typedef struct NextPlace {
+    int layer;
+    Experts *experts;
+    bool *resident; /* NULL: nothing is loaded */
+} NextPlace;
 
 typedef struct MtpWeights {
     Mat *eh_proj;                   /* [hidden, 2 hidden] */
@@ -60,6 +67,8 @@ struct Forward {
     MtpWeights mtp;
     Work work;
     int n_final; /* rows of work.final that the last step wrote */
+    const Weights *weights;
+    NextPlace next;
     bool any_remote;
     float *host_x, *host_weight, *host_y; /* rank 0 with remote experts: staging for the port */
     int32_t *host_id;

@@ -1,9 +1,10 @@
 /* Finds each tensor of the model in a checkpoint, slices it for one rank and hands it to the
- * device. Runs on the rank's thread, at start. */
+ * device. Runs on the rank's thread, at start; for a change of placement also between steps. */
 #include "model/forward_int.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { NAME_MAX_LEN = 200 };
 
@@ -124,25 +125,33 @@ static int expert_views(Loader *l, int layer, int expert, MatView v[3]) {
     return 0;
 }
 
-static int load_experts(Loader *l, int i, Layer *layer) {
+/* The experts of layer i that resident[n_experts] names; NULL: all. */
+static int load_experts(Loader *l, int i, const bool *resident, Experts **out) {
     Forward *f = l->f;
     int n = f->shape.n_experts, rc = 0;
     MatView *v = xcalloc((size_t)n * 3, sizeof *v); /* all gates, all ups, all downs */
     for (int e = 0; e < n && rc == 0; e++) {
         MatView one[3];
-        if (layer->resident && !layer->resident[e]) {
-            f->any_remote = true;
+        if (resident && !resident[e])
             continue;
-        }
         rc = expert_views(l, i, e, one);
         for (int p = 0; p < 3 && rc == 0; p++)
             v[p * n + e] = one[p];
     }
     ExpertsView view = {n, v, v + n, v + 2 * n};
     if (rc == 0)
-        rc = f->ops->experts_load(f->dev, &view, &layer->experts, l->err);
+        rc = f->ops->experts_load(f->dev, &view, out, l->err);
     free(v);
     return rc;
+}
+
+static bool has_remote(const Shape *s, const bool *resident) {
+    return memchr(resident, false, (size_t)s->n_experts * sizeof *resident) != NULL;
+}
+
+static bool *copy_resident(const Shape *s, const bool *resident) {
+    size_t bytes = (size_t)s->n_experts * sizeof *resident;
+    return memcpy(xmalloc(bytes), resident, bytes);
 }
 
 static int load_layer(Loader *l, int i) {
@@ -160,9 +169,11 @@ static int load_layer(Loader *l, int i) {
     TRY(load_layer_mat(l, i, "mlp.gate", s->n_experts, s->hidden, WHOLE, &layer->router));
     TRY(load_layer_vec(l, i, "mlp.gate.e_score_correction_bias", s->n_experts,
                        &layer->router_bias));
-    if (f->conf.resident)
-        layer->resident = f->conf.resident + (size_t)i * (size_t)s->n_experts;
-    return load_experts(l, i, layer);
+    if (f->conf.resident) {
+        layer->resident = copy_resident(s, f->conf.resident + (size_t)i * (size_t)s->n_experts);
+        f->any_remote |= has_remote(s, layer->resident);
+    }
+    return load_experts(l, i, layer->resident, &layer->experts);
 }
 
 static int load_mtp(Loader *l) {
@@ -187,6 +198,34 @@ int forward_load_weights(Forward *f, const Weights *w, Err *err) {
     for (int i = 0; i < f->n_layers; i++)
         TRY(load_layer(&l, i));
     return f->conf.mtp ? load_mtp(&l) : 0;
+}
+
+int forward_place_load(Forward *f, int layer, const bool *resident, Err *err) {
+    Loader l = {f, f->weights, err};
+    CHECK(layer < f->n_layers && !f->shape.layer_dense[layer] && !f->next.resident);
+    if (has_remote(&f->shape, resident) && !f->conf.port)
+        return err_set(err, E_INVAL, "experts of layer %d cannot leave: no expertd", layer);
+    int rc = load_experts(&l, layer, resident, &f->next.experts);
+    if (rc)
+        return rc;
+    f->next.layer = layer;
+    f->next.resident = copy_resident(&f->shape, resident);
+    return 0;
+}
+
+void forward_place_swap(Forward *f, bool take) {
+    NextPlace old = f->next;
+    if (!old.resident)
+        return;
+    if (take) {
+        Layer *l = &f->layer[old.layer];
+        old = (NextPlace){old.layer, l->experts, l->resident};
+        l->experts = f->next.experts;
+        l->resident = f->next.resident;
+    }
+    f->ops->experts_free(f->dev, old.experts);
+    free(old.resident);
+    f->next = (NextPlace){0};
 }
 
 static void free_mats(Forward *f, Mat **m, int n) {
@@ -215,6 +254,7 @@ void forward_free_weights(Forward *f) {
                   7);
         if (y->experts)
             f->ops->experts_free(f->dev, y->experts);
+        free(y->resident);
     }
     free_mats(f, (Mat *[]){f->embed, f->head, f->mtp.eh_proj}, 3);
     free_vecs(f, (Tensor[]){f->final_norm, f->mtp.enorm, f->mtp.hnorm, f->mtp.head_norm}, 4);

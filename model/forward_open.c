@@ -88,6 +88,7 @@ int forward_open(Forward **out, const Weights *w, const ForwardConf *conf, Err *
     Forward *f = xcalloc(1, sizeof *f);
     f->conf = *conf;
     f->shape = *s;
+    f->weights = w;
     f->ops = conf->ops;
     f->dev = conf->dev;
     f->heads = s->n_heads / conf->n_ranks;
@@ -111,7 +112,7 @@ int forward_open(Forward **out, const Weights *w, const ForwardConf *conf, Err *
         forward_close(f);
         return rc;
     }
-    if (f->any_remote && conf->rank == 0)
+    if (conf->rank == 0 && (conf->port || conf->counts))
         alloc_staging(f);
     *out = f;
     return 0;
@@ -120,6 +121,7 @@ int forward_open(Forward **out, const Weights *w, const ForwardConf *conf, Err *
 void forward_close(Forward *f) {
     if (!f)
         return;
+    forward_place_swap(f, false);
     forward_free_weights(f);
     free_work(f);
     free(f->host_x);

@@ -34,6 +34,8 @@ int rig_open(Rig *r, const RigConf *c, Err *err) {
         .kv_dtype = c->kv_dtype,
         .resident = c->resident,
         .port = c->port,
+        .counts = c->counts,
+        .count_all = c->counts != NULL,
         .ops = c->ops,
     };
     if (rc == 0)

@@ -24,6 +24,7 @@ typedef struct RigConf {
     bool mtp;
     const bool *resident;
     const ExpertPort *port;
+    RouteCount *counts; /* of every MoE layer */
 } RigConf;
 
 /* One sequence: its tokens so far are positions [0, n). */
