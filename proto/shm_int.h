@@ -57,8 +57,11 @@ unsigned shm_address(struct sockaddr_un *at, const char *name);
  * on failure. */
 int shm_send(int sock, const void *m, size_t n, int fd);
 int shm_receive(int sock, void *m, size_t n, int *fd);
-/* A sealed memfd of n bytes, mapped at *at. -1 with errno. */
+/* A sealed memfd of n bytes that the system has really set aside, mapped at *at. -1 with errno. */
 int shm_memory(const char *name, size_t n, void **at);
+/* What is wrong with a memfd that came over sock, or NULL: it is of a process of this user or of
+ * root, of exactly n bytes, and never of another size, so that no access to it faults. */
+const char *shm_check(int sock, int memory, size_t n);
 
 void shm_wake(_Atomic uint32_t *word);
 /* Until *word differs from value or the time is over; may return early. */

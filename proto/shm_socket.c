@@ -7,10 +7,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+
+enum { SEALS = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
 
 unsigned shm_address(struct sockaddr_un *at, const char *name) {
     size_t n = strlen(name);
@@ -64,8 +67,10 @@ int shm_memory(const char *name, size_t n, void **at) {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return -1;
-    if (ftruncate(fd, (off_t)n) == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0) {
+    int rc = ftruncate(fd, (off_t)n) ? errno : posix_fallocate(fd, 0, (off_t)n);
+    if (rc)
+        errno = rc;
+    else if (fcntl(fd, F_ADD_SEALS, SEALS) == 0) {
         *at = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (*at != MAP_FAILED)
             return fd;
@@ -74,6 +79,23 @@ int shm_memory(const char *name, size_t n, void **at) {
     close(fd);
     errno = why;
     return -1;
+}
+
+const char *shm_check(int sock, int memory, size_t n) {
+    struct ucred who;
+    socklen_t len = sizeof who;
+    struct stat st;
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &who, &len) ||
+        (who.uid != geteuid() && who.uid != 0))
+        return "of another user";
+    int seals = memory < 0 ? -1 : fcntl(memory, F_GET_SEALS);
+    if (seals < 0 || (seals & SEALS) != SEALS)
+        return "memory that may change its size";
+    if (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))
+        return "memory that cannot be written";
+    if (fstat(memory, &st) || (uint64_t)st.st_size != n)
+        return "memory of another size than its slots need";
+    return NULL;
 }
 
 void shm_wake(_Atomic uint32_t *word) {

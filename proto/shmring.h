@@ -50,7 +50,8 @@ void *shmring_memory(const ShmRing *r, size_t *bytes);
 
 void *shmring_in(const ShmRing *r, int slot);  /* in_bytes, the caller's to write while FREE */
 void *shmring_out(const ShmRing *r, int slot); /* out_bytes, to read while DONE */
-/* FREE -> POSTED. CHECKs that the slot is free. */
+/* FREE -> POSTED. The caller knows which of its slots are free: what the slot itself says may be
+ * the other side's scribble. */
 void shmring_post(ShmRing *r, int slot, const ShmHead *head);
 /* Whether it is DONE. */
 bool shmring_done(const ShmRing *r, int slot);

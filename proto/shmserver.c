@@ -6,7 +6,6 @@
 #include "base/clock.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,7 +14,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -46,13 +44,7 @@ struct ShmServer {
 
 /* What is wrong with a ring, or NULL. */
 static const char *check_ring(const ShmServer *s, int sock, const ShmHello *h, int memory) {
-    struct ucred who;
-    socklen_t n = sizeof who;
-    struct stat st;
     const ShmGeom *g = &h->geom;
-    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &who, &n) ||
-        (who.uid != geteuid() && who.uid != 0))
-        return "of another user";
     if (h->magic != SHM_MAGIC)
         return "not a ring of this version";
     if (g->generation != s->most.generation)
@@ -60,12 +52,7 @@ static const char *check_ring(const ShmServer *s, int sock, const ShmHello *h, i
     if (g->n_slots < 1 || g->n_slots > SHM_MAX_SLOTS || g->in_bytes > s->most.in_bytes ||
         g->out_bytes > s->most.out_bytes || g->in_bytes % 64 || g->out_bytes % 64)
         return "slots of a size that does not fit";
-    int seals = memory < 0 ? -1 : fcntl(memory, F_GET_SEALS);
-    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
-        return "memory that may change its size";
-    if (fstat(memory, &st) || (uint64_t)st.st_size != shm_ring_bytes(g))
-        return "memory of another size than its slots need";
-    return NULL;
+    return shm_check(sock, memory, shm_ring_bytes(g));
 }
 
 static bool enter(ShmServer *s, ShmPeer *p) {
