@@ -6,6 +6,8 @@
 #include "base/clock.h"
 #include "base/life.h"
 #include "base/log.h"
+#include "daemon/remote.h"
+#include "model/place_live.h"
 #include "proto/hello.h"
 
 #include <stdio.h>
@@ -17,10 +19,11 @@ typedef struct App {
     Loop *loop;
     Runtime runtime;
     Baton__Hello hello; /* borrows from opts and runtime */
-    ExpertLink *experts;
+    Remote *experts;
     KvLink *link;
     Stepper *stepper;
     ExpertWatch *watch;
+    PlaceLive *place;
     Decode decode;
     bool decode_open;
     BusServer *bus;
@@ -99,8 +102,12 @@ static void on_abort(void *arg) {
     decode_abort(&a->decode);
 }
 
-static int probe(void *arg, Err *err) {
-    return expertlink_probe(arg, err);
+static void on_place(void *arg, bool bad, const char *text) {
+    (void)arg;
+    if (bad)
+        LOG_WARN("%s", text);
+    else
+        LOG_INFO("%s", text);
 }
 
 /* ---- start ---- */
@@ -113,6 +120,7 @@ static void fill_hello(App *a) {
     a->hello.name = a->opts.service.name;
     a->hello.generation = a->generation;
     a->hello.fingerprint = r->fingerprint;
+    a->hello.model_id = r->model_id;
     a->hello.tokenizer_hash = r->tokenizer_hash;
     a->hello.tp = (uint32_t)a->opts.engine.tp;
     a->hello.page_tokens = KV_PAGE_TOKENS;
@@ -131,11 +139,10 @@ static int start_model(App *a, Err *err) {
         return rc;
     fill_hello(a);
     if (a->runtime.n_remote > 0)
-        rc = service_open_experts(&a->experts, o->expert_endpoints, &a->hello, o->expert_timeout_ms,
-                                  o->expert_start_ms, err);
+        rc = remote_open(&a->experts, &a->runtime, o, &a->hello, err);
     if (rc)
         return err_wrap(err, "[experts] endpoints");
-    ExpertPort port = {a->experts, expertlink_post, expertlink_wait};
+    ExpertPort port = remote_port(a->experts);
     int batch = (int)a->opts.max_batch;
     rc = runtime_start(&a->runtime, o, batch, batch, a->experts ? &port : NULL, err);
     if (rc)
@@ -168,12 +175,20 @@ static int start_decode(App *a, Err *err) {
         return rc;
     ExpertWatchConf watch = {.loop = a->loop,
                              .stepper = a->stepper,
-                             .probe = a->experts ? probe : NULL,
+                             .probe = a->experts ? remote_probe : NULL,
                              .probe_arg = a->experts,
                              .on_change = on_ready_change,
                              .arg = a};
     a->watch = expert_watch_new(&watch);
     expert_watch_worked(a->watch); /* all have just said hello */
+    PlaceLiveConf place = {.loop = a->loop,
+                           .stepper = a->stepper,
+                           .runtime = &a->runtime,
+                           .record = o->engine.record,
+                           .update_ms = o->engine.update_ms,
+                           .on_note = on_place,
+                           .arg = a};
+    a->place = place_live_new(&place);
     DecodeConf conf = {
         .limits = {.max_running = (int)o->max_running,
                    .max_batch = (int)o->max_batch,
@@ -223,12 +238,13 @@ static void stop(App *a) {
     life_close(a->life);
     bus_server_close(a->bus);
     expert_watch_free(a->watch);
+    place_live_free(a->place);
     loop_timer_free(a->tick);
     kvlink_close(a->link);
     if (a->decode_open)
         decode_done(&a->decode);
     runtime_close(&a->runtime);
-    expertlink_close(a->experts);
+    remote_close(a->experts);
     loop_free(a->loop);
     conf_free(&DECODE_CONF, &a->opts);
 }

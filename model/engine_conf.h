@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/conf.h"
+#include "model/place.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -13,7 +14,9 @@ typedef struct EngineOpts {
     int64_t tp, threads;
     int kv_dtype; /* index into ENGINE_CONF_KV_DTYPES */
     int64_t max_context, pages, pool_bytes;
-    char *resident, *expert_endpoints;
+    int strategy; /* PlaceStrategy */
+    char *resident, *counts, *placement, *record, *expert_endpoints;
+    int64_t update_ms;
     int64_t expert_timeout_ms, expert_start_ms;
 } EngineOpts;
 
@@ -86,12 +89,49 @@ typedef struct EngineOpts {
          .help = "Memory of the KV pool when pages is 0.",                                         \
          .offset = offsetof(T, field.pool_bytes)},                                                 \
         {.section = "experts",                                                                     \
+         .key = "strategy",                                                                        \
+         .type = CONF_ENUM,                                                                        \
+         .def = "uniform",                                                                         \
+         .choices = PLACE_STRATEGIES,                                                              \
+         .help =                                                                                   \
+             "Which routed experts this service computes itself; expertd computes the others. "    \
+             "uniform: the first of every layer; frequency: those with the largest counts; "       \
+             "front: whole layers from the first on; file: as the file placement says.",           \
+         .offset = offsetof(T, field.strategy)},                                                   \
+        {.section = "experts",                                                                     \
          .key = "resident",                                                                        \
          .type = CONF_STR,                                                                         \
          .def = "all",                                                                             \
-         .help = "Routed experts that this service computes itself: all, none, or the first N of " \
-                 "every layer. The others are computed by expertd.",                               \
+         .help = "How many experts of each layer that is: all, none or N. With frequency and "     \
+                 "front, as many in all. Strategy file does not use it.",                          \
          .offset = offsetof(T, field.resident)},                                                   \
+        {.section = "experts",                                                                     \
+         .key = "counts",                                                                          \
+         .type = CONF_STR,                                                                         \
+         .def = "",                                                                                \
+         .help = "File of recorded counts, for strategy frequency.",                               \
+         .offset = offsetof(T, field.counts)},                                                     \
+        {.section = "experts",                                                                     \
+         .key = "placement",                                                                       \
+         .type = CONF_STR,                                                                         \
+         .def = "",                                                                                \
+         .help = "File for strategy file: lines such as \"3: 0-15, 40\", layer and experts.",      \
+         .offset = offsetof(T, field.placement)},                                                  \
+        {.section = "experts",                                                                     \
+         .key = "record",                                                                          \
+         .type = CONF_STR,                                                                         \
+         .def = "",                                                                                \
+         .help = "File that gets the counts of routed experts, every minute and at the end; goes " \
+                 "on from what it has. Empty: none.",                                              \
+         .offset = offsetof(T, field.record)},                                                     \
+        {.section = "experts",                                                                     \
+         .key = "update_ms",                                                                       \
+         .type = CONF_MS,                                                                          \
+         .def = "0",                                                                               \
+         .max = 86400000,                                                                          \
+         .help = "How often the resident experts of each layer are changed to the most used "      \
+                 "ones, as many as before. Every expertd must hold all experts then. 0: never.",   \
+         .offset = offsetof(T, field.update_ms)},                                                  \
         {.section = "experts",                                                                     \
          .key = "endpoints",                                                                       \
          .type = CONF_STR,                                                                         \

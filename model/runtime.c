@@ -67,22 +67,72 @@ static int decide_context(Runtime *r, const EngineOpts *o, Err *err) {
                    (long long)o->max_context, most);
 }
 
+/* ---- experts ---- */
+
+static bool given(const char *option) {
+    return option && *option;
+}
+
+static int decide_place(Runtime *r, const EngineOpts *o, Err *err) {
+    RouteCount *recorded = NULL;
+    PlaceConf c = {
+        .strategy = (PlaceStrategy)o->strategy, .resident = o->resident, .file = o->placement};
+    int rc = 0;
+    if (c.strategy == PLACE_FREQUENCY && given(o->counts))
+        rc = route_count_load(&recorded, o->counts, r->shape, r->model_id, err);
+    uint64_t *counts = recorded ? route_count_copy(recorded) : NULL;
+    c.counts = counts;
+    if (rc == 0)
+        rc = place_decide(&c, r->shape, &r->resident, err);
+    free(counts);
+    route_count_free(recorded);
+    return rc ? err_wrap(err, "[experts]") : 0;
+}
+
+/* Experts that never leave: with an update, only those of layers that have all of them. */
+static bool *decide_kept(const Runtime *r, bool update) {
+    size_t n = (size_t)r->shape->n_experts;
+    int layers = r->shape->n_layers + r->shape->n_mtp;
+    bool *kept = xcalloc((size_t)layers * n, sizeof *kept);
+    for (int l = 0; l < layers; l++) {
+        const bool *now = r->resident + (size_t)l * n;
+        if (!update || !memchr(now, false, n * sizeof *now))
+            memcpy(kept + (size_t)l * n, now, n * sizeof *now);
+    }
+    return kept;
+}
+
+/* A record goes on from what its file has; that of another model is refused. */
+static int open_counts(Runtime *r, const EngineOpts *o, Err *err) {
+    int rc = given(o->record) ? route_count_load(&r->counts, o->record, r->shape, r->model_id, err)
+                              : E_NOTFOUND;
+    if (rc == E_NOTFOUND) {
+        r->counts = route_count_new(r->shape);
+        rc = given(o->record) ? route_count_save(r->counts, o->record, r->model_id, err) : 0;
+    }
+    return rc ? err_wrap(err, "[experts] record") : 0;
+}
+
 int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
     Runtime r = {.kv_dtype = KV_DTYPES[o->kv_dtype].name};
     int rc = weights_open(&r.weights, o->dir, err);
     if (rc == 0) {
         r.shape = weights_shape(r.weights);
         r.fingerprint = weights_fingerprint(r.weights);
+        r.model_id = weights_id(r.weights);
         rc = load_tokenizer(&r, o->dir, err);
     }
     if (rc == 0)
         rc = decide_context(&r, o, err);
     if (rc == 0)
-        rc = place_parse(o->resident, r.shape, &r.resident, err);
+        rc = decide_place(&r, o, err);
+    if (rc == 0)
+        rc = open_counts(&r, o, err);
     if (rc) {
         runtime_close(&r);
         return rc;
     }
+    r.kept = decide_kept(&r, o->update_ms > 0);
     r.n_remote = place_n_remote(r.shape, r.resident);
     *out = r;
     return 0;
@@ -119,6 +169,8 @@ int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
         .kv_dtype = KV_DTYPES[o->kv_dtype].dtype,
         .resident = r->resident,
         .port = port,
+        .counts = r->counts,
+        .count_all = given(o->record),
     };
     int rc = engine_open(&r->engine, r->weights, &conf, err);
     if (rc == 0)
@@ -131,6 +183,8 @@ int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
 void runtime_close(Runtime *r) {
     engine_close(r->engine);
     free(r->resident);
+    free(r->kept);
+    route_count_free(r->counts);
     weights_close(r->weights);
     *r = (Runtime){0};
 }

@@ -1,19 +1,23 @@
 /* The model as a serving daemon holds it: weights, tokenizer facts, placement, engine, and the
- * geometry of its KV pool. Start-up and shutdown; immutable in between, so that any thread may
- * read. */
+ * geometry of its KV pool. Start-up and shutdown; but for resident and counts immutable in between,
+ * so that any thread may read. */
 #pragma once
 
 #include "model/engine.h"
 #include "model/engine_conf.h"
 #include "model/kv_hash.h"
+#include "model/route_count.h"
 
 typedef struct Runtime {
     Weights *weights;
     const Shape *shape;   /* borrowed from weights */
     uint64_t fingerprint; /* of the weights */
     Engine *engine;
-    bool *resident;          /* as place_parse gives it */
+    uint64_t model_id;       /* weights_id */
+    bool *resident;          /* as place_decide gives it; place_live changes it, on the loop */
+    bool *kept;              /* those of them that stay; expertd must hold all others */
     int n_remote;            /* experts that are not resident, over all layers */
+    RouteCount *counts;      /* what has been routed */
     int max_context;         /* tokens of one request */
     int n_tokens;            /* ids below it are tokens; the rest of the vocabulary is padding */
     uint64_t tokenizer_hash; /* XXH3-64 of tokenizer.json */
