@@ -363,7 +363,7 @@ static void end_post(ExpertLink *l) {
 }
 
 static int post_rows(ExpertLink *l, const ExpertRows *r, Err *err) {
-    if (r->n < 1 || r->n > SIZE_LIMIT || r->k < 1 || r->k > SIZE_LIMIT / r->n || r->layer < 0)
+    if (r->n < 1 || r->n > SIZE_LIMIT || r->k < 1 || r->k > EXPERTLINK_K_MAX || r->layer < 0)
         return err_set(err, E_INVAL, "an expert call of %d rows, %d places, layer %d", r->n, r->k,
                        r->layer);
     l->n_rows = r->n;

@@ -13,7 +13,12 @@
 
 #include <stdint.h>
 
-enum { EXPERTLINK_MAX = 64, EXPERTLINK_CALLS_MAX = 64, EXPERTLINK_PATH_MAX = 360 };
+enum {
+    EXPERTLINK_MAX = 64,
+    EXPERTLINK_CALLS_MAX = 64,
+    EXPERTLINK_K_MAX = 16,
+    EXPERTLINK_PATH_MAX = 360
+};
 
 /* How calls travel: shared memory where it can be had, shared memory or not at all, messages. */
 typedef enum ExpertLinkTransport {

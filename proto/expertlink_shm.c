@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { GREET_MS = 1000, MAX_K = 16 };
+enum { GREET_MS = 1000 };
 
 static int power_above(int n) {
     int p = 1;
@@ -35,7 +35,8 @@ static void open_ring(ExpertLink *l, Daemon *d, int rows, int n_calls) {
     slot_rows = slot_rows > most ? most : slot_rows;
     size_t row = (size_t)l->hidden * sizeof(float), n = (size_t)slot_rows;
     ShmGeom g = {.generation = d->hello->generation,
-                 .in_bytes = lines(n * (row + MAX_K * (sizeof(int32_t) + sizeof(float)))),
+                 .in_bytes =
+                     lines(n * (row + EXPERTLINK_K_MAX * (sizeof(int32_t) + sizeof(float)))),
                  .out_bytes = lines(n * row),
                  .n_slots = (uint32_t)power_above(n_calls)};
     expertlink_ring_drop(d);
