@@ -61,8 +61,8 @@ static const ConfOpt OPTIONS[] = {
         "Directory of expert files that `baton pack` made: 4 or 8 bits, computed with AMX, AVX-512 "
         "VNNI or AVX2. No checkpoint is needed then."),
     ROW("experts", "device", CONF_STR, "none", device,
-        "What prefill and decode keep on their devices, as their [experts] resident; this daemon "
-        "holds the rest."),
+        "What prefill and decode keep on their devices, as their [experts] resident with strategy "
+        "uniform; this daemon holds the rest. With another strategy or with update_ms: none."),
     RANGE("experts", "shard", CONF_INT, "0", 0, 63, shard,
           "Which slice of every expert this daemon holds."),
     RANGE("experts", "shards", CONF_INT, "1", 1, 64, n_shards,

@@ -7,6 +7,7 @@ import pytest
 
 from cluster import SLOW, Cluster, chat
 from test_answers import GOLDEN
+from test_packed import ANSWERS, int4  # noqa: F401
 
 SERVICES = ("prefill", "decode")
 ACTIVE = 4  # experts of a token
@@ -14,8 +15,8 @@ EXPERTDS = ("expertd-0", "expertd-1")
 NONE = {n: ["experts.device=none"] for n in EXPERTDS}
 
 
-def ask_all(c):
-    for question, answer in GOLDEN.items():
+def ask_all(c, golden=None):
+    for question, answer in (golden or GOLDEN).items():
         status, _, text = c.post("/v1/chat/completions", chat(question))
         assert status == 200 and json.loads(text)["choices"][0]["message"]["content"] == answer
 
@@ -79,6 +80,18 @@ def test_residents_follow_use_while_requests_run(tmp_path):
         assert 0 < remote_share(c, "decode") < 1
         line = next(x for x in c.log("decode").splitlines() if "came" in x)
         assert "remote share of recent use 0." in line and "experts of layer" in line
+    finally:
+        c.stop()
+
+
+def test_changes_between_formats_are_announced(int4, tmp_path):
+    packed = ["model.dir=", f"experts.files={int4}", "experts.device=none"]
+    c = Cluster(tmp_path, {**{n: packed for n in EXPERTDS}, "decode": ["experts.resident=4", "experts.update_ms=200"]})
+    try:
+        c.start()
+        ask_all(c, ANSWERS)
+        assert "expertd-0 computes experts as int4-g64" in c.log("decode")
+        assert "computes experts as" not in c.log("prefill")  # its residents do not change
     finally:
         c.stop()
 
