@@ -158,6 +158,7 @@ static void on_drain_watch(void *arg) {
 static void on_drain(void *arg) {
     App *a = arg;
     a->draining = true;
+    serve_drain(a->serve);
     bus_server_announce(a->bus);
     a->drain_watch = loop_timer_new(a->loop, 1, 10, on_drain_watch, a);
 }

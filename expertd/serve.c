@@ -17,6 +17,7 @@
 
 enum {
     INSIDE = 8,        /* small calls in one opening of a large one */
+    TAKES = 4096,      /* from rings before other work: a caller may post without end */
     SLEEP_MS = 1000,   /* the worker looks for work again, in case a bell was lost */
     RATE_WINDOW_S = 5, /* over which the rate of reading weights is an average */
 };
@@ -44,6 +45,7 @@ struct Serve {
     Order *order;
     ShmServer *shm; /* NULL: not offered */
     _Atomic bool stop;
+    _Atomic bool draining; /* written by the loop thread */
     pthread_t worker;
     Call *open; /* calls not yet answered */
     int n_open;
@@ -249,6 +251,13 @@ static const char *check_ids(const Serve *s, const Call *c) {
     return NULL;
 }
 
+/* Why a call that makes sense is not taken all the same, or NULL. */
+static const char *enqueue(Serve *s, Call *c) {
+    if (atomic_load(&s->draining))
+        return "draining";
+    return order_push(s->order, c, c->n <= STORE_SMALL_ROWS) ? NULL : "too many calls wait";
+}
+
 static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const void *blob,
                       size_t blob_len) {
     size_t nx = (size_t)m->n_rows * (size_t)s->shape->hidden, nk = (size_t)m->n_rows * m->k;
@@ -284,8 +293,8 @@ void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const
     if ((wrong = check_ids(s, c))) {
         refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_INVALID, wrong);
         call_free(c);
-    } else if (!order_push(s->order, c, c->n <= STORE_SMALL_ROWS)) {
-        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_BUSY, "too many calls wait");
+    } else if ((wrong = enqueue(s, c))) {
+        refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_BUSY, wrong);
         call_free(c);
     } else {
         stat_add(s->calls, 1);
@@ -326,7 +335,8 @@ static Call *ring_call(Serve *s, const ShmCall *r) {
 }
 
 static void take_ring_calls(Serve *s) {
-    for (ShmCall r; shmserver_take(s->shm, &r);) {
+    ShmCall r;
+    for (int i = 0; i < TAKES && shmserver_take(s->shm, &r); i++) {
         Call *c = NULL;
         uint32_t code = BATON__FAIL_CODE__FAIL_INVALID;
         const char *wrong = check_numbers(s, r.head.a, r.head.b, r.head.c);
@@ -336,10 +346,8 @@ static void take_ring_calls(Serve *s) {
             c = ring_call(s, &r);
             wrong = check_ids(s, c);
         }
-        if (!wrong && !order_push(s->order, c, c->n <= STORE_SMALL_ROWS)) {
-            wrong = "too many calls wait";
+        if (!wrong && (wrong = enqueue(s, c)))
             code = BATON__FAIL_CODE__FAIL_BUSY;
-        }
         if (wrong) {
             LOG_WARN("call in shared memory: %s", wrong);
             stat_add(s->refused, 1);
@@ -363,6 +371,10 @@ void serve_on_gone(Serve *s, BusPeer *peer) {
     for (Call *c = s->open; c; c = c->next)
         if (c->peer == peer)
             c->peer = NULL;
+}
+
+void serve_drain(Serve *s) {
+    atomic_store(&s->draining, true);
 }
 
 int serve_n_waiting(const Serve *s) {

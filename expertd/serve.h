@@ -27,6 +27,8 @@ void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const
                       size_t blob_len);
 void serve_on_gone(Serve *s, BusPeer *peer);
 
+/* Refuses every call that comes from now on; what was accepted is answered. */
+void serve_drain(Serve *s);
 /* Calls accepted and not yet answered. */
 int serve_n_waiting(const Serve *s);
 /* False when the worker has been at one call for more than SERVE_STUCK_MS. */

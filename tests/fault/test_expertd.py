@@ -68,7 +68,7 @@ def test_ends_soon_under_load(place):
     slowest = 0
     for i in range(ENDS):
         d = start(folder, endpoint, admin)
-        loads = [load(endpoint, t) for t in (("shm", "zmq"), ("shm",), ("shm", "shm"))[i % 3]]
+        loads = [load(endpoint, t) for t in (("shm",), ("zmq",), ("shm",) * 4, ("shm", "zmq"))[i % 4]]
         procs[:] = [d, *loads]
         for p in loads:
             under_way(p)

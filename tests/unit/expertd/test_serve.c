@@ -223,6 +223,18 @@ static void test_a_large_call_gets_its_turn(void **state) {
     assert_true(place <= 250);
 }
 
+static void test_draining_refuses_what_comes(void **state) {
+    Fixture *f = *state;
+    send_call(f, 0, (Message){1, GENERATION, 2, 8, 8, 9, 0, false});
+    serve_drain(f->serve);
+    send_call(f, 0, (Message){2, GENERATION, 2, 8, 8, 9, 0, false});
+    until_idle(f);
+    assert_int_equal(n_sent, 2);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(sent[i].code, sent[i].call == 1 ? BATON__FAIL_CODE__FAIL_NONE
+                                                         : BATON__FAIL_CODE__FAIL_BUSY);
+}
+
 static void test_a_caller_that_is_gone_gets_nothing(void **state) {
     Fixture *f = *state;
     for (uint64_t i = 0; i < 8; i++)
@@ -241,6 +253,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_queue_is_bounded, setup, teardown),
         cmocka_unit_test_setup_teardown(test_small_calls_go_ahead_of_large_ones, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_large_call_gets_its_turn, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_draining_refuses_what_comes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_caller_that_is_gone_gets_nothing, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
