@@ -92,7 +92,7 @@ void *order_pop(Order *o, int64_t timeout_ms) {
     struct timespec until = moment_in(timeout_ms < 0 ? 0 : timeout_ms);
     void *item = NULL;
     pthread_mutex_lock(&o->lock);
-    while (!o->closed && !(item = take_next(o))) {
+    while (!o->closed && !(item = take_next(o)) && timeout_ms != 0) {
         int rc = timeout_ms < 0 ? pthread_cond_wait(&o->filled, &o->lock)
                                 : pthread_cond_timedwait(&o->filled, &o->lock, &until);
         if (rc == ETIMEDOUT) {

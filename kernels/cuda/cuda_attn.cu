@@ -18,9 +18,19 @@
  *
  * Bytes: each row of the list once per 16 heads, 656 for e4m3; the folding of splits moves 32 KiB
  * per split twice, through the L2. */
-#include "kernels/cuda/cuda_attn_rows.cuh"
+#include "kernels/cuda/cuda_mma.cuh"
 
 #include <math.h>
+
+enum {
+    BLOCK = 32, /* entries at a time: one per lane */
+    TILES = BLOCK / 8,
+    COLS = 64, /* of a warp */
+    STEPS = COLS / 16,
+    MAX_WARPS = ATTN_MAX_LORA / COLS + 1,
+    PITCH = BLOCK + 8, /* of scores in shared memory: pairs fall on different banks */
+    SPLIT_BLOCKS = ATTN_SPLIT / BLOCK,
+};
 
 struct Smem {
     float part[MAX_WARPS][ATTN_HEADS][PITCH]; /* each warp's share of the scores */
@@ -34,25 +44,126 @@ struct Smem {
 
 static_assert(sizeof(Smem) <= 101376, "every target has this much shared memory per block");
 
+/* What a warp's columns of the rows are stored as. */
+template <Dtype K> struct Raw {
+    uint4 v[TILES][K == DT_F32 ? 4 : K == DT_BF16 ? 2 : 1];
+    float scale; /* of row `lane`: stored (e4m3), or the power of two that it is divided by */
+};
+
+/* The same as fragments of fp16: columns 16c + 4s + 2j and the next of row 8t + g. lo: fp32 only.
+ */
+template <Dtype K> struct Rows {
+    uint32_t hi[TILES][STEPS][2], lo[K == DT_F32 ? TILES : 1][STEPS][2];
+};
+
 struct Query {
     uint32_t hi[STEPS][4], lo[STEPS][4];
     float grow[2]; /* of heads g and g + 8 */
+};
+
+struct Warp {
+    int lane, g, c, warp, n_warps, row, head0;
+    const int32_t *list, *pages;
+    const uint8_t *at; /* the warp's columns in row 0 of page 0 */
+    const uint8_t *scale_at;
+    size_t row_bytes;
+    int cols; /* columns that exist, at most 64 */
+    Smem *smem;
 };
 
 static __device__ __forceinline__ void block_meet(int n_warps) {
     named_barrier(1, n_warps * 32);
 }
 
-/* Entry i of the list, -1 for none. */
-static __device__ __forceinline__ int entry(const CudaAttn &a, const Warp &w, int i) {
-    return i < a.k ? w.list[i] : -1;
-}
-
-/* Row of the pool of a position. */
-static __device__ __forceinline__ int pool_row(const Warp &w, int pos) {
+/* Row of the pool that entry `i` of the list means, -1 for none. */
+static __device__ __forceinline__ int pool_row(const CudaAttn &a, const Warp &w, int i) {
+    int pos = i < a.k ? w.list[i] : -1;
     unsigned at = (unsigned)pos;
     return pos < 0 ? -1
                    : w.pages[at / KV_PAGE_TOKENS] * KV_PAGE_TOKENS + (int)(at % KV_PAGE_TOKENS);
+}
+
+template <bool ALIGNED> static __device__ __forceinline__ uint4 load_words(const uint8_t *p) {
+    if constexpr (ALIGNED)
+        return load16(p);
+    const uint32_t *q = reinterpret_cast<const uint32_t *>(p);
+    return make_uint4(__ldg(q), __ldg(q + 1), __ldg(q + 2), __ldg(q + 3));
+}
+
+/* The warp's columns of 32 rows, whose numbers the lanes hold; rows that do not exist are 0. */
+template <Dtype K, bool ALIGNED>
+static __device__ __forceinline__ void load_rows(Raw<K> *r, const Warp &w, int row) {
+    constexpr int N = sizeof(r->v[0]) / 16, NUMBERS = 16 / N;
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        int mine = __shfl_sync(~0u, row, 8 * t + w.g);
+        const uint8_t *p = w.at + (size_t)max(mine, 0) * w.row_bytes + w.c * 16 * N;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            r->v[t][i] = mine >= 0 && 16 * w.c + NUMBERS * i < w.cols
+                             ? load_words<ALIGNED>(p + 16 * i)
+                             : make_uint4(0, 0, 0, 0);
+    }
+    if constexpr (K == DT_F8E4M3)
+        r->scale =
+            row >= 0
+                ? __ldg(reinterpret_cast<const float *>(w.scale_at + (size_t)row * w.row_bytes))
+                : 0.0f;
+}
+
+static __device__ __forceinline__ uint32_t word(const uint4 &x, int i) {
+    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+}
+
+/* Two neighbouring numbers of bf16 or fp32: the i-th pair of 16 bytes. */
+template <Dtype K> static __device__ __forceinline__ float2 pair_of(const uint4 &v, int i) {
+    if constexpr (K == DT_BF16)
+        return unpack_bf16(word(v, i));
+    else
+        return make_float2(__uint_as_float(word(v, 2 * i)), __uint_as_float(word(v, 2 * i + 1)));
+}
+
+/* The exponent of the largest number of the lane's row of tile t; lanes of one g share the row. */
+template <Dtype K> static __device__ __forceinline__ int row_exponent(const Raw<K> &r, int t) {
+    constexpr int N = sizeof(r.v[0]) / 16, PAIRS = K == DT_BF16 ? 4 : 2;
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < N * PAIRS; i++) {
+        float2 v = pair_of<K>(r.v[t][i / PAIRS], i % PAIRS);
+        top = fmaxf(top, fmaxf(fabsf(v.x), fabsf(v.y)));
+    }
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    return min(max((int)(__float_as_uint(top) >> 23) - 127, -100), 100);
+}
+
+/* Makes fragments; sets the rows' scales where they are not stored. */
+template <Dtype K>
+static __device__ __forceinline__ void to_fragments(Rows<K> *f, Raw<K> *r, const Warp &w) {
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+        float inverse = 1;
+        if constexpr (K != DT_F8E4M3) {
+            int e = row_exponent<K>(*r, t), mine = __shfl_sync(~0u, e, w.lane % 8 * 4);
+            if (w.lane / 8 == t)
+                r->scale = power_of_2(mine);
+            inverse = power_of_2(-e);
+        }
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                if constexpr (K == DT_F8E4M3) {
+                    f->hi[t][s][j] = e4m3_to_f16(word(r->v[t][0], s) >> 16 * j & 0xffff);
+                } else if constexpr (K == DT_BF16) {
+                    float2 v = pair_of<K>(r->v[t][s / 2], s % 2 * 2 + j);
+                    f->hi[t][s][j] = pack_f16(v.x * inverse, v.y * inverse);
+                } else {
+                    float2 v = pair_of<K>(r->v[t][s], j);
+                    split_f16(v.x * inverse, v.y * inverse, &f->hi[t][s][j], &f->lo[t][s][j]);
+                }
+            }
+    }
 }
 
 /* The warp's columns of 16 queries, each head's brought below 2^9. */
@@ -87,41 +198,29 @@ static __device__ __forceinline__ void load_query(Query *q, const CudaAttn &a, c
 }
 
 /* The warp's share of the scores of 16 heads and 32 rows, to shared memory. scale[t][j]: of row
- * 8t + 2c + j. Products that do not wait for each other stand side by side; while the last ones are
- * on their way the rows are transposed for add_rows. */
-template <Dtype K, bool ROTATED>
-static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q, Rows<K> *f,
+ * 8t + 2c + j. */
+template <Dtype K>
+static __device__ __forceinline__ void score_rows(const Warp &w, const Query &q, const Rows<K> &f,
                                                   const float scale[TILES][2]) {
     float d[TILES][4] = {};
 #pragma unroll
-    for (int s = 0; s < STEPS; s++) {
+    for (int s = 0; s < STEPS; s++)
 #pragma unroll
-        for (int t = 0; t < TILES; t++)
-            mma_f16(d[t], q.hi[s], f->hi[t][s][0], f->hi[t][s][1]);
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-            mma_f16(d[t], q.lo[s], f->hi[t][s][0], f->hi[t][s][1]);
-        if constexpr (K == DT_F32)
-#pragma unroll
-            for (int t = 0; t < TILES; t++)
-                mma_f16(d[t], q.hi[s], f->lo[t][s][0], f->lo[t][s][1]);
-    }
-    if constexpr (!ROTATED)
-#pragma unroll
-        for (int t = 0; t < TILES; t++)
-#pragma unroll
-            for (int i = 0; i < 2 * STEPS; i++) {
-                f->hi[t][i / 2][i % 2] = transpose_8x8(f->hi[t][i / 2][i % 2]);
-                if constexpr (K == DT_F32)
-                    f->lo[t][i / 2][i % 2] = transpose_8x8(f->lo[t][i / 2][i % 2]);
+        for (int t = 0; t < TILES; t++) {
+            mma_f16(d[t], q.hi[s], f.hi[t][s][0], f.hi[t][s][1]);
+            mma_f16(d[t], q.lo[s], f.hi[t][s][0], f.hi[t][s][1]);
+            if constexpr (K == DT_F32) {
+                mma_f16(d[t], q.hi[s], f.lo[t][s][0], f.lo[t][s][1]);
             }
+        }
 #pragma unroll
     for (int t = 0; t < TILES; t++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            *reinterpret_cast<float2 *>(&w.smem->part[w.warp][8 * half + w.g][8 * t + 2 * w.c]) =
-                make_float2(d[t][2 * half] * scale[t][0] * q.grow[half],
-                            d[t][2 * half + 1] * scale[t][1] * q.grow[half]);
+        for (int half = 0; half < 2; half++) {
+            float2 v = make_float2(d[t][2 * half], d[t][2 * half + 1]);
+            v = make_float2(v.x * scale[t][0] * q.grow[half], v.y * scale[t][1] * q.grow[half]);
+            *reinterpret_cast<float2 *>(&w.smem->part[w.warp][8 * half + w.g][8 * t + 2 * w.c]) = v;
+        }
 }
 
 /* Scores of the block's rows to exponentials, two rows of a head per thread. The first block of a
@@ -163,7 +262,6 @@ static __device__ __forceinline__ void softmax(const CudaAttn &a, const Warp &w,
 /* acc[s][j]: columns 16c + 4s + 2j and the next, heads g and g + 8, in units of 2^unit. */
 typedef float Acc[STEPS][2][4];
 
-/* Adds the rows, which score_rows has transposed, times their probabilities. */
 template <Dtype K>
 static __device__ __forceinline__ void add_rows(const Warp &w, const Rows<K> &f,
                                                 const float scale[TILES][2], int unit,
@@ -189,18 +287,19 @@ static __device__ __forceinline__ void add_rows(const Warp &w, const Rows<K> &f,
             split_f16(p.x, p.y, &hi[i], &lo[i]);
         }
 #pragma unroll
-        for (int i = 0; i < 2 * STEPS; i++)
-            mma_f16(acc[i / 2][i % 2], hi, f.hi[2 * k][i / 2][i % 2],
-                    f.hi[2 * k + 1][i / 2][i % 2]);
+        for (int s = 0; s < STEPS; s++)
 #pragma unroll
-        for (int i = 0; i < 2 * STEPS; i++)
-            mma_f16(acc[i / 2][i % 2], lo, f.hi[2 * k][i / 2][i % 2],
-                    f.hi[2 * k + 1][i / 2][i % 2]);
-        if constexpr (K == DT_F32)
-#pragma unroll
-            for (int i = 0; i < 2 * STEPS; i++)
-                mma_f16(acc[i / 2][i % 2], hi, f.lo[2 * k][i / 2][i % 2],
-                        f.lo[2 * k + 1][i / 2][i % 2]);
+            for (int j = 0; j < 2; j++) {
+                uint32_t b0 = transpose_8x8(f.hi[2 * k][s][j]),
+                         b1 = transpose_8x8(f.hi[2 * k + 1][s][j]);
+                mma_f16(acc[s][j], hi, b0, b1);
+                mma_f16(acc[s][j], lo, b0, b1);
+                if constexpr (K == DT_F32) {
+                    b0 = transpose_8x8(f.lo[2 * k][s][j]),
+                    b1 = transpose_8x8(f.lo[2 * k + 1][s][j]);
+                    mma_f16(acc[s][j], hi, b0, b1);
+                }
+            }
     }
 }
 
@@ -311,8 +410,8 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
     Rows<K> f;
     Acc acc;
     Folded folded[2] = {{-INFINITY, 0}, {-INFINITY, 0}};
-    int at = split0 * ATTN_SPLIT + w.lane, row = pool_row(w, entry(a, w, at)),
-        next = pool_row(w, entry(a, w, at + BLOCK)), pos = entry(a, w, at + 2 * BLOCK);
+    int row = pool_row(a, w, split0 * ATTN_SPLIT + w.lane),
+        next = pool_row(a, w, split0 * ATTN_SPLIT + BLOCK + w.lane);
     load_rows<K, ALIGNED>(&raw, w, row);
     load_query(&q, a, w, ROTATED ? a.lora : w.warp * COLS);
     if constexpr (!ROTATED && WHOLE)
@@ -333,11 +432,10 @@ static __device__ __forceinline__ void walk(const CudaAttn &a, const Warp &w, in
             }
             row = next;
             load_rows<K, ALIGNED>(&raw, w, row);
-            next = pool_row(w, pos);
-            pos = entry(a, w, split * ATTN_SPLIT + (b + 3) * BLOCK + w.lane);
+            next = pool_row(a, w, split * ATTN_SPLIT + (b + 2) * BLOCK + w.lane);
             if (!real)
                 continue;
-            score_rows<K, ROTATED>(w, q, &f, scale);
+            score_rows<K>(w, q, f, scale);
             block_meet(w.n_warps);
             softmax(a, w, real, empty);
             block_meet(w.n_warps);
