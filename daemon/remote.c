@@ -1,17 +1,23 @@
 /* See remote.h. */
 #include "daemon/remote.h"
 
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/stat.h"
 #include "model/place.h"
 #include "proto/service.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct Remote {
     const Runtime *runtime;
     ExpertLink *link;
-    uint64_t generation[EXPERTLINK_MAX]; /* checked, by shard */
+    uint64_t generation[EXPERTLINK_MAX];            /* checked, by shard */
+    char path[EXPERTLINK_MAX][EXPERTLINK_PATH_MAX]; /* said in the log, by shard */
+    int64_t posted_us;
+    StatHist *call_s;
 };
 
 /* Daemons that are not connected are checked when they are. */
@@ -39,16 +45,33 @@ static void report(const Remote *r, const EngineOpts *o) {
     }
 }
 
+/* Says how calls travel, once and when it changes. */
+static void report_paths(Remote *r) {
+    for (int i = 0; i < expertlink_shards(r->link); i++) {
+        const char *path = expertlink_path(r->link, i);
+        if (!*path || strcmp(path, r->path[i]) == 0)
+            continue;
+        snprintf(r->path[i], sizeof r->path[i], "%s", path);
+        LOG_INFO("calls of experts to shard %d go by %s", i, path);
+    }
+}
+
 static int post(void *arg, int layer, int n, int k, const float *x, const int32_t *id,
                 const float *weight, Err *err) {
     Remote *r = arg;
+    r->posted_us = clock_now_us();
     int rc = expertlink_post(r->link, layer, n, k, x, id, weight, err);
     return rc ? rc : check(r, err);
 }
 
 static int wait_sum(void *arg, float *y, Err *err) {
     Remote *r = arg;
-    return expertlink_wait(r->link, y, err);
+    int rc = expertlink_wait(r->link, y, err);
+    if (rc)
+        return rc;
+    stat_observe(r->call_s, (double)(clock_now_us() - r->posted_us) * 1e-6);
+    report_paths(r);
+    return 0;
 }
 
 int remote_probe(void *arg, Err *err) {
@@ -69,10 +92,14 @@ int remote_open(Remote **out, const Runtime *runtime, const EngineOpts *o, const
                                   o->expert_start_ms, err);
     if (rc == 0)
         rc = check(r, err);
+    r->call_s = stat_hist_seconds("baton_expert_call_seconds", "",
+                                  "From a layer's call of remote experts to its added sums.");
     if (rc) {
         remote_close(r);
         return rc;
     }
+    /* The choices of the configuration stand in the order of ExpertLinkTransport. */
+    expertlink_transport(r->link, (ExpertLinkTransport)o->expert_transport);
     report(r, o);
     *out = r;
     return 0;

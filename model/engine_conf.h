@@ -18,9 +18,11 @@ typedef struct EngineOpts {
     char *resident, *counts, *placement, *record, *expert_endpoints;
     int64_t update_ms;
     int64_t expert_timeout_ms, expert_start_ms;
+    int expert_transport; /* index into ENGINE_CONF_TRANSPORTS */
 } EngineOpts;
 
-#define ENGINE_CONF_KV_DTYPES "f32|bf16|fp8"
+#define ENGINE_CONF_KV_DTYPES  "f32|bf16|fp8"
+#define ENGINE_CONF_TRANSPORTS "auto|shm|zmq"
 
 /* Rows for a ConfOpt array; the daemon's struct T holds an EngineOpts named `field`. */
 #define ENGINE_CONF_ROWS(T, field)                                                                 \
@@ -139,6 +141,14 @@ typedef struct EngineOpts {
          .help = "Endpoints of all expertd shards, separated by commas; empty when every expert "  \
                  "is resident.",                                                                   \
          .offset = offsetof(T, field.expert_endpoints)},                                           \
+        {.section = "experts",                                                                     \
+         .key = "transport",                                                                       \
+         .type = CONF_ENUM,                                                                        \
+         .def = "auto",                                                                            \
+         .choices = ENGINE_CONF_TRANSPORTS,                                                        \
+         .help = "How calls reach expertd: shm (shared memory; anything else is an error), zmq "   \
+                 "(messages), or auto: shared memory where it can be had.",                        \
+         .offset = offsetof(T, field.expert_transport)},                                           \
         {.section = "experts",                                                                     \
          .key = "timeout_ms",                                                                      \
          .type = CONF_MS,                                                                          \
