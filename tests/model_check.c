@@ -96,6 +96,13 @@ static double max_diff(const float *a, const float *b, size_t n) {
     return d;
 }
 
+static double max_magnitude(const float *a, size_t n) {
+    double top = 0;
+    for (size_t i = 0; i < n; i++)
+        top = fabs((double)a[i]) > top ? fabs((double)a[i]) : top;
+    return top;
+}
+
 static bool has(const int32_t *list, int n, int32_t x) {
     for (int i = 0; i < n; i++)
         if (list[i] == x)
@@ -128,10 +135,14 @@ static bool check_inner(const Oracle *o, const char *name, const Seen *s) {
         return true;
     ok &= fail(d[0] == sh->n_layers && d[1] == s->n && d[2] == sh->hidden, name, "shape of hidden",
                (double)d[1], s->n);
-    double h = max_diff(hidden, s->hidden, (size_t)(d[0] * d[1] * d[2]));
+    size_t n_hidden = (size_t)(d[0] * d[1] * d[2]);
+    double h = max_diff(hidden, s->hidden, n_hidden),
+           limit = 5e-6 * max_magnitude(hidden, n_hidden);
     double f =
         max_diff(oracle_f32(o, name, "final", d), s->final, (size_t)s->n * (size_t)sh->hidden);
-    ok &= fail(h <= 1e-3, name, "hidden states", h, 1e-3);
+    /* The residual has a few channels of several hundred; fp32 sums of another order differ by
+     * them. */
+    ok &= fail(h <= limit, name, "hidden states", h, limit);
     ok &= fail(f <= 1e-3, name, "final states", f, 1e-3);
 
     const int32_t *route = oracle_i32(o, name, "router_indices", d);
