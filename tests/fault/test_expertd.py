@@ -94,6 +94,19 @@ def test_small_and_large_calls_in_turn(place, transport):
         assert code == 0, text
 
 
+def test_both_paths_give_the_same_bits(place):
+    folder, endpoint, admin, procs = place
+    procs.append(start(folder, endpoint, admin))
+    first = {}
+    for transport in ("shm", "zmq"):
+        p = load(endpoint, transport, 20)
+        procs.append(p)
+        under_way(p)
+        first[transport] = p.stdout.readline().strip()
+        assert outcome(p, 30)[0] == 0
+    assert len(first["shm"]) == 16 and first["shm"] == first["zmq"]
+
+
 @pytest.mark.parametrize("transport", ["shm", "zmq"])
 def test_kill_and_return(place, transport):
     folder, endpoint, admin, procs = place
