@@ -10,7 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TICK_MS = 1000, RECORD_MS = 60000 };
+enum {
+    TICK_MS = 1000,
+    RECORD_MS = 60000,
+    LOOK_TOKENS = 64, /* fewer say too little: with thin traffic a look waits for the next one */
+};
 static const double DECAY = 0.5;     /* of heat, from one look to the next */
 static const double MIN_GAIN = 0.01; /* of a layer's remote share: less is not worth loading */
 
@@ -23,7 +27,8 @@ struct PlaceLive {
     uint64_t told_pairs, told_remote; /* what the counters have */
     int64_t recorded_ms;
     uint64_t *seen; /* [layers, n_experts] counts at the last look */
-    double *heat;   /* [layers, n_experts] recent use */
+    uint64_t seen_tokens;
+    double *heat; /* [layers, n_experts] recent use */
 
     StepTask task;
     bool busy;
@@ -126,8 +131,10 @@ static void on_changed(StepTask *t) {
 static void on_look(void *arg) {
     PlaceLive *p = arg;
     int n = p->shape->n_layers * p->shape->n_experts;
-    if (p->busy)
-        return; /* the changes of the last look still go on */
+    uint64_t tokens = route_count_n_tokens(p->conf.runtime->counts);
+    if (p->busy || tokens - p->seen_tokens < LOOK_TOKENS)
+        return; /* the changes of the last look still go on, or there is nothing to see */
+    p->seen_tokens = tokens;
     for (int i = 0; i < n; i++) {
         uint64_t now = route_count_get(p->conf.runtime->counts, i / p->shape->n_experts,
                                        i % p->shape->n_experts);
@@ -146,6 +153,7 @@ PlaceLive *place_live_new(const PlaceLiveConf *conf) {
     p->conf = *conf;
     p->shape = s;
     p->seen = route_count_copy(conf->runtime->counts);
+    p->seen_tokens = route_count_n_tokens(conf->runtime->counts);
     p->heat = xcalloc((size_t)s->n_layers * (size_t)s->n_experts, sizeof *p->heat);
     p->next = xcalloc((size_t)s->n_experts, sizeof *p->next);
     p->task = (StepTask){.run = run_change, .done = on_changed, .arg = p};
