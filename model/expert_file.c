@@ -84,9 +84,12 @@ static int check_numbers(const ExpertDisk *d, Err *err) {
     const struct {
         const char *name;
         int32_t value, low, high;
-    } field[] = {{"hidden", d->hidden, 1, 1 << 20},     {"inner", d->inner, 1, 1 << 20},
-                 {"n_experts", d->n_experts, 1, 4096},  {"n_active", d->n_active, 1, d->n_experts},
-                 {"n_layers", d->n_layers, 1, 1 << 12}, {"layer", d->layer, 0, d->n_layers > 0 ? d->n_layers - 1 : 0}};
+    } field[] = {{"hidden", d->hidden, 1, 1 << 20},
+                 {"inner", d->inner, 1, 1 << 20},
+                 {"n_experts", d->n_experts, 1, 4096},
+                 {"n_active", d->n_active, 1, d->n_experts},
+                 {"n_layers", d->n_layers, 1, 1 << 12},
+                 {"layer", d->layer, 0, d->n_layers > 0 ? d->n_layers - 1 : 0}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < field[i].low || field[i].value > field[i].high)
             return err_set(err, E_FORMAT, "%s is %d, expected %d to %d", field[i].name,

@@ -184,6 +184,8 @@ static int look_at_present(const char *path, const ExpertHead *want, bool *kept,
     Err why = {0};
     *kept = false;
     int rc = expert_file_open(&f, path, &why);
+    if (rc == E_UNSUPPORTED)
+        return err_set(err, rc, "%s", why.text); /* not ours to write over */
     if (rc)
         return 0; /* none, or a damaged one that is written anew */
     const ExpertHead *h = expert_file_head(f);
@@ -206,6 +208,31 @@ static int look_at_present(const char *path, const ExpertHead *want, bool *kept,
     return rc;
 }
 
+int expert_pack_check(const ExpertPackConf *conf, Err *err) {
+    const Shape *s = weights_shape(conf->weights);
+    int rc = 0;
+    for (int l = 0; l < s->n_layers + s->n_mtp && rc == 0; l++) {
+        ExpertHead head = head_of(conf, l);
+        char path[4096];
+        bool kept;
+        double loss;
+        expert_file_path(path, sizeof path, conf->dir, l);
+        if (!s->layer_dense[l])
+            rc = look_at_present(path, &head, &kept, &loss, err);
+    }
+    return rc;
+}
+
+/* The new name is to outlive a loss of power too. */
+static int sync_dir(const char *dir) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), rc = 0;
+    if (fd < 0 || fsync(fd))
+        rc = errno;
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
 static int finish(Job *j, ExpertHead *head, const char *from, const char *to, Err *err) {
     uint8_t *header = xmalloc(j->data_at);
     expert_header_write(head, j->hash, header);
@@ -213,6 +240,8 @@ static int finish(Job *j, ExpertHead *head, const char *from, const char *to, Er
     free(header);
     if (rc == 0 && (fsync(j->fd) || rename(from, to)))
         rc = errno;
+    if (rc == 0)
+        rc = sync_dir(j->conf->dir);
     return rc ? err_set(err, E_IO, "%s: %s", to, strerror(rc)) : 0;
 }
 

@@ -23,6 +23,10 @@ typedef struct ExpertPackResult {
     uint64_t bytes; /* of the file */
 } ExpertPackResult;
 
+/* Whether all files that the directory has for this model's layers are of this checkpoint and
+ * geometry: E_MISMATCH names one that is not, E_UNSUPPORTED one of a later version. */
+int expert_pack_check(const ExpertPackConf *conf, Err *err);
+
 /* Writes the file of one MoE layer, or keeps the one that is there when its header is what would be
  * written and its size is right. The same checkpoint and geometry give the same bytes, with any
  * number of threads. Written under another name, synced, then renamed: a file that has the name is

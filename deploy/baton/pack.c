@@ -167,7 +167,7 @@ static int pack_layers(const PackOpts *o, const Weights *w, Err *err) {
                            .threads = o->threads,
                            .progress = on_progress,
                            .arg = &p};
-    if ((rc = iq_check(&conf.geom, err)))
+    if ((rc = iq_check(&conf.geom, err)) || (rc = expert_pack_check(&conf, err)))
         return rc;
     for (int l = o->first; l < layers && l <= o->last; l++)
         p.n_layers += !s->layer_dense[l];
@@ -219,8 +219,14 @@ static int verify_file(const char *path, int threads, Err *err) {
     int rc = expert_file_open(&f, path, err);
     if (rc)
         return rc;
-    rc = expert_file_verify(f, threads, &bytes, err);
     const ExpertHead *h = expert_file_head(f);
+    char name[64];
+    expert_file_path(name, sizeof name, "", h->layer);
+    const char *slash = strrchr(path, '/');
+    if (strcmp(slash ? slash : path, slash ? name : name + 1) != 0)
+        rc = err_set(err, E_MISMATCH, "%s: holds layer %d", path, h->layer);
+    else
+        rc = expert_file_verify(f, threads, &bytes, err);
     char format[32];
     expert_file_format(format, sizeof format, &h->geom);
     if (rc == 0)

@@ -88,6 +88,20 @@ def test_verify_finds_one_bit(int4, tmp_path):
 def test_refusals_by_name(int4, tmp_path):
     r = pack(int4, MIXED, "--group", 64)
     assert r.returncode == 1 and "another checkpoint of this model" in r.stderr
+    some = tmp_path / "some"
+    shutil.copytree(int4, some)
+    (some / "layer-002.experts").unlink()
+    r = pack(some, MIXED, "--group", 64, "--layers", 2)  # its own file is not there, the others are of another checkpoint
+    assert r.returncode == 1 and "another checkpoint of this model" in r.stderr and not (some / "layer-002.experts").exists()
+    shutil.copy(some / "layer-003.experts", some / "layer-002.experts")
+    r = run("pack", "--verify", some)
+    assert r.returncode == 1 and "layer-002.experts: holds layer 3" in r.stderr
+    later = bytearray((some / "layer-004.experts").read_bytes())
+    later[8] = 9
+    (some / "layer-004.experts").write_bytes(later)
+    (some / "layer-002.experts").unlink()
+    r = pack(some, FP8, "--group", 64)
+    assert r.returncode == 1 and "version 9" in r.stderr and (some / "layer-004.experts").read_bytes() == later
     r = pack(int4, FP8, "--group", 128)
     assert r.returncode == 1 and "int4-g64-f16" in r.stderr
     r = pack(tmp_path / "x", FP8, "--bits", 5)

@@ -262,6 +262,11 @@ static void test_hostile_headers(void **state) {
          "n_experts is 0"},
         {{.geom = {256, 128, 4, 64, IQ_SCALE_F16}, .layer = 3, .n_experts = 5000, .n_layers = 9},
          "n_experts is 5000"},
+        {{.geom = {256, 128, 4, 64, IQ_SCALE_F16},
+          .layer = 3,
+          .n_experts = 16,
+          .n_layers = INT32_MIN},
+         "n_layers is -2147483648"},
         {{.geom = {256, 128, 3, 64, IQ_SCALE_F16}, .layer = 3, .n_experts = 16, .n_layers = 9},
          "3 bits"},
         {{.geom = {320, 128, 4, 128, IQ_SCALE_F16}, .layer = 3, .n_experts = 16, .n_layers = 9},
@@ -284,6 +289,7 @@ static void test_hostile_headers(void **state) {
         d.group = cases[i].h.geom.group;
         d.layer = cases[i].h.layer;
         d.n_experts = cases[i].h.n_experts;
+        d.n_layers = cases[i].h.n_layers;
         uint8_t *bad = malloc(n);
         memcpy(bad, bytes, n);
         memcpy(bad, &d, sizeof d);
