@@ -279,6 +279,8 @@ static int open_store(App *a, Err *err) {
     if (!*o->files == !*o->dir)
         return err_set(err, E_INVAL, "expected one of [model] dir and [experts] files, got %s",
                        *o->dir ? "both" : "neither");
+    if (o->require_node && o->node < 0)
+        return err_set(err, E_INVAL, "[experts] require_node is set, but [engine] node names none");
     int rc = bind_node(a, err);
     if (rc == 0 && *o->dir)
         rc = weights_open(&a->weights, o->dir, err);

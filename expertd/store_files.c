@@ -13,7 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { READERS = 16, SPIN_US = 2000, READ_SLICES = 1024 };
+enum {
+    READERS = 16,
+    SPIN_US = 2000,     /* small calls follow each other within a step */
+    SPIN_LARGE_US = 50, /* while small calls run inside of a large one they need its cores */
+    READ_SLICES = 1024,
+};
 
 struct StoreFiles {
     const StoreConf *conf; /* the caller's */
@@ -190,6 +195,7 @@ static int open_runs(StoreFiles *f, Err *err) {
         c.max_rows = STORE_SMALL_ROWS;
     int rc = iq_run_open(&f->small, &c, err);
     c.max_rows = f->conf->max_rows;
+    c.spin_us = SPIN_LARGE_US;
     if (rc == 0 && c.max_rows > STORE_SMALL_ROWS)
         rc = iq_run_open(&f->large, &c, err);
     return rc;
