@@ -6,7 +6,7 @@ build=${1:-build/tsan}
 [ $# -eq 0 ] || shift
 deploy/install-deps.sh test
 cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DBATON_SANITIZE=thread >/dev/null
-ninja -C "$build" --quiet baton-router baton-prefill baton-decode baton-expertd
+ninja -C "$build" --quiet baton baton-router baton-prefill baton-decode baton-expertd
 # GCC's runtime cannot live with much address randomisation, hence setarch; libraries that it does not instrument are left out.
 export BATON_BUILD=$build BATON_TEST_SLOW=5 BATON_TEST_WRAP="setarch -R"
 # UCX patches madvise, which a thread calls after the sanitizer has let go of it.
