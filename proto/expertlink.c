@@ -169,16 +169,24 @@ static int drain(ExpertLink *l, Daemon *d, Err *err) {
 
 /* ---- waiting ---- */
 
-/* Waits in the first ring that has a call under way, if there is one, then looks after its daemon:
- * a ring does not tell that a process has died. False when no ring has any. */
+static void look_after_rings(ExpertLink *l, int *rc, Err *err) {
+    for (int i = 0; i < l->n && *rc == 0; i++)
+        if (l->daemon[i].on_ring && l->daemon[i].n_open > 0)
+            *rc = drain(l, &l->daemon[i], err);
+}
+
+/* Waits in the first ring that has a call under way, if there is one. While it is late, looks after
+ * the daemons of all rings: a ring does not tell that a process has died. False when no ring has
+ * any. */
 static bool wait_in_ring(ExpertLink *l, int64_t left_ms, int *rc, Err *err) {
     for (int i = 0; i < l->n; i++) {
         Daemon *d = &l->daemon[i];
         if (!d->on_ring || d->n_open == 0)
             continue;
         expertlink_ring_wait(d, left_ms < RING_WAIT_MS ? left_ms * 1000 : RING_WAIT_MS * 1000);
-        if (d->n_open > 0 && !(*rc = expertlink_ring_take(d, err)) && d->n_open > 0)
-            *rc = drain(l, d, err);
+        *rc = expertlink_ring_take(d, err);
+        if (d->n_open > 0)
+            look_after_rings(l, rc, err);
         return true;
     }
     return false;

@@ -18,7 +18,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { MAX_PEERS = 64, GREET_MS = 500, SPINS_PER_LOOK = 64, WORKER_SPIN_US = SHM_SPIN_US * 10 };
+enum {
+    MAX_PEERS = 64,
+    GREET_MS = 500,
+    ACCEPT_AGAIN_US = 10000,
+    SPINS_PER_LOOK = 64,
+    WORKER_SPIN_US = SHM_SPIN_US * 10,
+};
 
 struct ShmPeer {
     ShmGeom geom;
@@ -124,8 +130,10 @@ static void *thread_main(void *arg) {
         struct pollfd fd[MAX_PEERS + 2];
         ShmPeer *of[MAX_PEERS + 2];
         int n = watched(s, fd, of);
-        if (poll(fd, (nfds_t)n, -1) < 0 && errno != EINTR)
-            return NULL;
+        if (poll(fd, (nfds_t)n, -1) < 0) {
+            CHECK(errno == EINTR);
+            continue;
+        }
         if (fd[0].revents)
             return NULL;
         bool any = false;
@@ -140,6 +148,8 @@ static void *thread_main(void *arg) {
             int sock = accept4(s->listener, NULL, NULL, SOCK_CLOEXEC);
             if (sock >= 0)
                 greet(s, sock);
+            else
+                usleep(ACCEPT_AGAIN_US); /* no descriptors left: the caller still waits there */
         }
     }
 }
@@ -161,43 +171,36 @@ static int posted_slot(ShmPeer *p) {
     return -1;
 }
 
-static ShmPeer *peer_at(ShmServer *s, int i) {
-    pthread_mutex_lock(&s->lock);
-    ShmPeer *p = s->peer[i], *free_it = NULL;
-    if (p && p->gone) {
-        if (p->n_taken == 0) {
-            s->peer[i] = NULL;
-            free_it = p;
-        }
-        p = NULL;
-    }
-    pthread_mutex_unlock(&s->lock);
-    if (free_it)
-        peer_free(free_it);
-    return p;
+static void hand_out(ShmPeer *p, int slot, ShmCall *out) {
+    SlotShared *shared = shm_slot(p->base, &p->geom, slot);
+    *out = (ShmCall){.peer = p,
+                     .slot = slot,
+                     .head = shared->head,
+                     .in = (char *)shared + SHM_SLOT_HEAD_BYTES,
+                     .out = (char *)shared + SHM_SLOT_HEAD_BYTES + p->geom.in_bytes,
+                     .in_bytes = p->geom.in_bytes,
+                     .out_bytes = p->geom.out_bytes};
+    p->taken[slot] = true;
+    p->n_taken++;
 }
 
 bool shmserver_take(ShmServer *s, ShmCall *out) {
-    for (int k = 0; k < MAX_PEERS; k++) {
-        int i = (s->next + k) % MAX_PEERS;
-        ShmPeer *p = peer_at(s, i);
-        int slot = p ? posted_slot(p) : -1;
-        if (slot < 0)
-            continue;
-        SlotShared *shared = shm_slot(p->base, &p->geom, slot);
-        *out = (ShmCall){.peer = p,
-                         .slot = slot,
-                         .head = shared->head,
-                         .in = (char *)shared + SHM_SLOT_HEAD_BYTES,
-                         .out = (char *)shared + SHM_SLOT_HEAD_BYTES + p->geom.in_bytes,
-                         .in_bytes = p->geom.in_bytes,
-                         .out_bytes = p->geom.out_bytes};
-        p->taken[slot] = true;
-        p->n_taken++;
-        s->next = (i + 1) % MAX_PEERS;
-        return true;
+    bool found = false;
+    pthread_mutex_lock(&s->lock);
+    for (int k = 0; k < MAX_PEERS && !found; k++) {
+        int i = (s->next + k) % MAX_PEERS, slot = -1;
+        ShmPeer *p = s->peer[i];
+        if (p && p->gone && p->n_taken == 0) {
+            s->peer[i] = NULL;
+            peer_free(p);
+        } else if (p && !p->gone && (slot = posted_slot(p)) >= 0) {
+            hand_out(p, slot, out);
+            s->next = (i + 1) % MAX_PEERS;
+            found = true;
+        }
     }
-    return false;
+    pthread_mutex_unlock(&s->lock);
+    return found;
 }
 
 bool shmserver_gone(ShmServer *s, const ShmCall *c) {
