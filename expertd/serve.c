@@ -47,10 +47,9 @@ struct Serve {
     _Atomic bool stop;
     _Atomic bool draining; /* written by the loop thread */
     pthread_t worker;
-    Call *open; /* calls not yet answered */
-    int n_open;
+    Call *open;                    /* loop thread: calls by message not yet answered */
     Call *ring_open;               /* worker: calls in rings not yet answered */
-    _Atomic int n_ring;            /* their number */
+    _Atomic int n_waiting;         /* calls of both kinds not yet answered */
     _Atomic int64_t busy_since_ms; /* worker: begin of the call being computed, 0 between calls */
     int64_t inside_us;             /* worker: of small calls inside of the current large one */
     double rate_bytes, rate_s;     /* worker: read and computed lately, older parts count less */
@@ -60,6 +59,27 @@ struct Serve {
     StatGauge *rate, *depth;
     StatHist *wait_s, *compute_s, *reply_s, *call_rows, *call_experts;
 };
+
+/* ---- calls not yet answered ---- */
+
+/* Each list belongs to one thread; their common number may be asked by any. */
+static void list_add(Call **list, Call *c) {
+    c->next = *list;
+    if (*list)
+        (*list)->prev = c;
+    *list = c;
+    stat_set(c->serve->depth, atomic_fetch_add(&c->serve->n_waiting, 1) + 1);
+}
+
+static void list_remove(Call **list, Call *c) {
+    if (c->prev)
+        c->prev->next = c->next;
+    else
+        *list = c->next;
+    if (c->next)
+        c->next->prev = c->prev;
+    stat_set(c->serve->depth, atomic_fetch_sub(&c->serve->n_waiting, 1) - 1);
+}
 
 /* ---- worker thread ---- */
 
@@ -79,27 +99,8 @@ static void count_rate(Serve *s, uint64_t bytes, int64_t compute_us) {
 static void on_opening(void *arg);
 static void take_ring_calls(Serve *s);
 
-static void list_add(Call **list, Call *c) {
-    c->next = *list;
-    if (*list)
-        (*list)->prev = c;
-    *list = c;
-}
-
-static void list_remove(Call **list, Call *c) {
-    if (c->prev)
-        c->prev->next = c->next;
-    else
-        *list = c->next;
-    if (c->next)
-        c->next->prev = c->prev;
-}
-
-static void answer_ring(Serve *s, Call *c) {
-    shmserver_answer(s->shm, &c->ring, 0, NULL);
-    stat_observe(s->reply_s, (double)(clock_now_us() - c->done_us) * 1e-6);
-    list_remove(&s->ring_open, c);
-    atomic_fetch_sub(&s->n_ring, 1);
+static void ring_call_free(Call *c) {
+    list_remove(&c->serve->ring_open, c);
     free(c->expert);
     free(c);
 }
@@ -116,10 +117,22 @@ static void compute(Serve *s, Call *c, void (*between)(void *arg)) {
     stat_observe(s->call_experts, work.n_experts);
     stat_add(s->bytes, (double)work.bytes);
     count_rate(s, work.bytes, c->compute_us);
-    if (c->in_ring)
-        answer_ring(s, c);
-    else
+    if (c->in_ring) {
+        shmserver_answer(s->shm, &c->ring, 0, NULL);
+        stat_observe(s->reply_s, (double)(clock_now_us() - c->done_us) * 1e-6);
+        ring_call_free(c);
+    } else {
         CHECK(loop_post(s->loop, on_done, c)); /* at most SERVE_QUEUE and one round of the loop */
+    }
+}
+
+static void work(Serve *s, Call *c) {
+    if (c->in_ring && shmserver_gone(s->shm, &c->ring)) { /* nobody reads it */
+        shmserver_answer(s->shm, &c->ring, BATON__FAIL_CODE__FAIL_CANCELED, "caller gone");
+        ring_call_free(c);
+        return;
+    }
+    compute(s, c, c->n > STORE_SMALL_ROWS ? on_opening : NULL);
 }
 
 /* Between two parts of a large call. */
@@ -130,17 +143,8 @@ static void on_opening(void *arg) {
     if (s->shm)
         take_ring_calls(s);
     for (int i = 0; i < INSIDE && (c = order_pop_small(s->order)); i++)
-        compute(s, c, NULL);
+        work(s, c);
     s->inside_us += clock_now_us() - begin;
-}
-
-static void work(Serve *s, Call *c) {
-    atomic_store(&s->busy_since_ms, clock_now_ms());
-    if (c->in_ring && shmserver_gone(s->shm, &c->ring))
-        answer_ring(s, c); /* nobody reads it: only the slot is given back */
-    else
-        compute(s, c, c->n > STORE_SMALL_ROWS ? on_opening : NULL);
-    atomic_store(&s->busy_since_ms, 0);
 }
 
 static void *worker_main(void *arg) {
@@ -153,10 +157,13 @@ static void *worker_main(void *arg) {
         if (s->shm)
             take_ring_calls(s);
         Call *c = order_pop(s->order, s->shm ? 0 : -1);
-        if (c)
+        if (c) {
+            atomic_store(&s->busy_since_ms, clock_now_ms());
             work(s, c);
-        else if (s->shm && !atomic_load(&s->stop))
+            atomic_store(&s->busy_since_ms, 0);
+        } else if (s->shm && !atomic_load(&s->stop)) {
             shmserver_sleep(s->shm, bell, SLEEP_MS);
+        }
     }
     return NULL;
 }
@@ -166,7 +173,6 @@ static void *worker_main(void *arg) {
 static void call_free(Call *c) {
     Serve *s = c->serve;
     list_remove(&s->open, c);
-    stat_set(s->depth, --s->n_open);
     free(c->x);
     free(c);
 }
@@ -258,6 +264,12 @@ static const char *enqueue(Serve *s, Call *c) {
     return order_push(s->order, c, c->n <= STORE_SMALL_ROWS) ? NULL : "too many calls wait";
 }
 
+static void count_call(Serve *s, const Call *c, StatCounter *path) {
+    stat_add(s->calls, 1);
+    stat_add(s->rows, c->n);
+    stat_add(path, 1);
+}
+
 static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const void *blob,
                       size_t blob_len) {
     size_t nx = (size_t)m->n_rows * (size_t)s->shape->hidden, nk = (size_t)m->n_rows * m->k;
@@ -275,7 +287,6 @@ static Call *call_new(Serve *s, BusPeer *peer, const Baton__ExpertCall *m, const
     c->weight = (float *)(c->expert + nk);
     c->y = c->weight + nk;
     list_add(&s->open, c);
-    stat_set(s->depth, ++s->n_open);
     return c;
 }
 
@@ -297,9 +308,7 @@ void serve_on_message(Serve *s, BusPeer *peer, const Baton__Envelope *env, const
         refuse(s, peer, m->call, BATON__FAIL_CODE__FAIL_BUSY, wrong);
         call_free(c);
     } else {
-        stat_add(s->calls, 1);
-        stat_add(s->rows, m->n_rows);
-        stat_add(s->by_message, 1);
+        count_call(s, c, s->by_message);
         if (s->shm)
             shmserver_ring(s->shm);
     }
@@ -358,10 +367,7 @@ static void take_ring_calls(Serve *s) {
             continue;
         }
         list_add(&s->ring_open, c);
-        atomic_fetch_add(&s->n_ring, 1);
-        stat_add(s->calls, 1);
-        stat_add(s->rows, c->n);
-        stat_add(s->by_ring, 1);
+        count_call(s, c, s->by_ring);
     }
 }
 
@@ -378,7 +384,7 @@ void serve_drain(Serve *s) {
 }
 
 int serve_n_waiting(const Serve *s) {
-    return s->n_open + atomic_load(&s->n_ring);
+    return atomic_load(&s->n_waiting);
 }
 
 bool serve_alive(const Serve *s) {
@@ -457,11 +463,8 @@ void serve_close(Serve *s) {
     pthread_join(s->worker, NULL);
     while (s->open)
         call_free(s->open);
-    for (Call *c; (c = s->ring_open);) {
-        s->ring_open = c->next;
-        free(c->expert);
-        free(c);
-    }
+    while (s->ring_open)
+        ring_call_free(s->ring_open);
     shmserver_close(s->shm);
     order_free(s->order);
     free(s);
