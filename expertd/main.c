@@ -229,13 +229,15 @@ static int report_memory(App *a, Err *err) {
     int node = (int)a->opts.node;
     NodeMemReport r = node_mem_report(m, node);
     double gib = 1u << 30;
-    LOG_INFO("memory: %.2f GiB, %.2f GiB in huge pages%s, %.2f GiB on node %d, %s%s",
-             (double)m->bytes / gib, (double)r.huge_bytes / gib, m->reserved ? " (reserved)" : "",
-             (double)r.local_bytes / gib, r.node,
+    char where[64] = "on nodes that the system does not tell";
+    if (r.node >= 0)
+        snprintf(where, sizeof where, "%.2f GiB on node %d", (double)r.local_bytes / gib, r.node);
+    LOG_INFO("memory: %.2f GiB, %.2f GiB in huge pages%s, %s, %s%s", (double)m->bytes / gib,
+             (double)r.huge_bytes / gib, m->reserved ? " (reserved)" : "", where,
              m->bound   ? "bound"
              : node < 0 ? "any node will do"
                         : "not bound: ",
-             *m->unbound ? m->unbound : "");
+             m->unbound);
     stat_set(stat_gauge("baton_expert_huge_bytes", "", "Weights in huge pages."),
              (double)r.huge_bytes);
     stat_set(stat_gauge("baton_expert_local_bytes", "", "Weights on the configured NUMA node."),
@@ -244,8 +246,8 @@ static int report_memory(App *a, Err *err) {
         LOG_WARN("memory is not bound to node %d: %s", node, m->unbound);
     if (a->opts.require_node && node >= 0 && r.local_bytes < m->bytes)
         return err_set(err, E_MISMATCH,
-                       "%.2f of %.2f GiB are on node %d, and [experts] require_node is set",
-                       (double)r.local_bytes / gib, (double)m->bytes / gib, node);
+                       "of %.2f GiB for node %d: %s, and [experts] require_node is set",
+                       (double)m->bytes / gib, node, where);
     return 0;
 }
 
@@ -279,6 +281,9 @@ static int open_store(App *a, Err *err) {
     if (!*o->files == !*o->dir)
         return err_set(err, E_INVAL, "expected one of [model] dir and [experts] files, got %s",
                        *o->dir ? "both" : "neither");
+    if (*o->dir && (o->require_node || o->lock || o->strict_speed || o->oversubscribe))
+        return err_set(err, E_INVAL,
+                       "require_node, lock, strict_speed and oversubscribe need [experts] files");
     if (o->require_node && o->node < 0)
         return err_set(err, E_INVAL, "[experts] require_node is set, but [engine] node names none");
     int rc = bind_node(a, err);
@@ -314,11 +319,12 @@ static int start_store(App *a, Err *err) {
     if (rc)
         return rc;
     fill_hello(a);
-    LOG_INFO("%s: shard %d of %d, %d experts, %.1f MiB, %s, %s, %d threads%s, loaded in %lld ms",
+    if (*o->files && !a->pin)
+        LOG_WARN("%d threads are more than there are cores: they are not pinned", (int)o->threads);
+    LOG_INFO("%s: shard %d of %d, %d experts, %.1f MiB, %s, %s, %d threads, loaded in %lld ms",
              *o->files ? o->files : o->dir, (int)o->shard, (int)o->n_shards,
              store_n_experts(a->store), (double)store_weight_bytes(a->store) / (1 << 20),
              store_format(a->store), store_kernel(a->store), (int)o->threads,
-             *o->files && !a->pin ? " (more than cores, not pinned)" : "",
              (long long)(clock_now_ms() - begin));
     rc = try_store(a, err);
     if (rc)

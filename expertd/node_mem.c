@@ -109,8 +109,8 @@ static uint64_t count_huge(const NodeMem *m) {
     return huge;
 }
 
-/* One page of every 2 MiB is asked for. */
-static void count_nodes(const NodeMem *m, uint64_t bytes[MAX_NODES]) {
+/* One page of every 2 MiB is asked for. False when the system does not tell. */
+static bool count_nodes(const NodeMem *m, uint64_t bytes[MAX_NODES]) {
     enum { BATCH = 512 };
     void *page[BATCH];
     int status[BATCH];
@@ -120,18 +120,20 @@ static void count_nodes(const NodeMem *m, uint64_t bytes[MAX_NODES]) {
         for (; k < BATCH && i + k < n; k++)
             page[k] = (char *)m->at + (i + k) * HUGE;
         if (syscall(SYS_move_pages, 0, k, page, NULL, status, 0) != 0)
-            return;
+            return false;
         for (size_t j = 0; j < k; j++)
             if (status[j] >= 0 && status[j] < MAX_NODES)
                 bytes[status[j]] += HUGE;
         i += k;
     }
+    return true;
 }
 
 NodeMemReport node_mem_report(const NodeMem *m, int node) {
     uint64_t bytes[MAX_NODES] = {0};
     NodeMemReport r = {.huge_bytes = count_huge(m), .node = -1};
-    count_nodes(m, bytes);
+    if (!count_nodes(m, bytes))
+        return r;
     for (int i = 0; i < MAX_NODES; i++)
         if (node >= 0 ? i == node : bytes[i] > r.local_bytes) {
             r.local_bytes = bytes[i];
@@ -168,13 +170,15 @@ static uint64_t minus(uint64_t a, uint64_t b) {
     return a > b ? a - b : 0;
 }
 
-/* One control group of version 2: its limit less what it holds, page cache given back. */
-static void look_at_group(const char *root, const char *group, uint64_t *best, char *what,
+/* One control group, of version 2 or 1: its limit less what it holds, page cache given back. */
+static void look_at_group(const char *root, bool v2, const char *group, uint64_t *best, char *what,
                           size_t n) {
     uint64_t max, now, cache = 0;
-    char *limit = xasprintf("/sys/fs/cgroup%s/memory.max", group),
-         *current = xasprintf("/sys/fs/cgroup%s/memory.current", group),
-         *stat = xasprintf("/sys/fs/cgroup%s/memory.stat", group);
+    const char *tree = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    char *limit = xasprintf("%s%s/%s", tree, group, v2 ? "memory.max" : "memory.limit_in_bytes"),
+         *current =
+             xasprintf("%s%s/%s", tree, group, v2 ? "memory.current" : "memory.usage_in_bytes"),
+         *stat = xasprintf("%s%s/memory.stat", tree, group);
     if (read_key(root, limit, "", &max) && read_key(root, current, "", &now)) {
         read_key(root, stat, "inactive_file ", &cache);
         char *name = xasprintf("control group %s", *group ? group : "/");
@@ -192,21 +196,19 @@ static void look_at_groups(const char *root, uint64_t *best, char *what, size_t 
     FILE *f = fopen(name, "re");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
-        if (strncmp(line, "0::/", 4) != 0)
+        char *memory = strstr(line, ":memory:/");
+        bool v2 = strncmp(line, "0::/", 4) == 0;
+        if (!v2 && !memory)
             continue;
-        char *group = line + 3;
+        char *group = v2 ? line + 3 : memory + strlen(":memory:");
         for (char *slash; (slash = strrchr(group, '/')); *slash = 0)
             if (slash[1])
-                look_at_group(root, group, best, what, n);
-        look_at_group(root, "", best, what, n);
+                look_at_group(root, v2, group, best, what, n);
+        look_at_group(root, v2, "", best, what, n);
     }
     if (f)
         fclose(f);
     free(name);
-    uint64_t max, now;
-    if (read_key(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "", &max) &&
-        read_key(root, "/sys/fs/cgroup/memory/memory.usage_in_bytes", "", &now))
-        least(minus(max, now), "control group of memory", best, what, n);
 }
 
 uint64_t node_mem_available(const char *root, int node, char *what, size_t n) {

@@ -174,11 +174,36 @@ static void close_files(StoreFiles *f) {
 
 /* ---- threads ---- */
 
-/* A thread that cannot be pinned would run somewhere else than where its memory is. */
+typedef struct PinTrial {
+    const StoreFiles *f;
+    int rc;
+    Err err;
+} PinTrial;
+
+static void *try_pins(void *arg) {
+    PinTrial *t = arg;
+    for (int i = 0; i < t->f->conf->threads && t->rc == 0; i++)
+        t->rc = topo_pin_core(t->f->topo, t->f->conf->node, i, &t->err);
+    return NULL;
+}
+
+/* Whether the system lets threads be pinned, tried by one that ends. */
+static int check_pins(const StoreFiles *f, Err *err) {
+    PinTrial t = {.f = f};
+    pthread_t id;
+    int why = pthread_create(&id, NULL, try_pins, &t);
+    if (why)
+        return err_set(err, E_IO, "cannot start a thread: %s", strerror(why));
+    pthread_join(id, NULL);
+    if (t.rc && err)
+        *err = t.err;
+    return t.rc;
+}
+
+/* A thread that is not pinned would run somewhere else than where its memory is. */
 static void on_thread(void *arg, int thread) {
     const StoreFiles *f = arg;
-    Err err = {0};
-    CHECK(topo_pin_core(f->topo, f->conf->node, thread, &err) == 0);
+    CHECK(topo_pin_core(f->topo, f->conf->node, thread, NULL) == 0); /* check_pins could */
 }
 
 static int open_runs(StoreFiles *f, Err *err) {
@@ -193,7 +218,9 @@ static int open_runs(StoreFiles *f, Err *err) {
                    .arg = f};
     if (c.max_rows > STORE_SMALL_ROWS)
         c.max_rows = STORE_SMALL_ROWS;
-    int rc = iq_run_open(&f->small, &c, err);
+    int rc = f->conf->pin ? check_pins(f, err) : 0;
+    if (rc == 0)
+        rc = iq_run_open(&f->small, &c, err);
     c.max_rows = f->conf->max_rows;
     c.spin_us = SPIN_LARGE_US;
     if (rc == 0 && c.max_rows > STORE_SMALL_ROWS)

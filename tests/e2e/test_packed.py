@@ -126,6 +126,7 @@ def test_expertd_refuses_what_does_not_fit(int4, tmp_path):
     assert "no expert files" in expertd(f"experts.files={tmp_path}")
     assert "4 shards" in expertd(f"experts.files={int4}", "experts.shards=4")
     assert "physical cores" in expertd(f"experts.files={int4}", "engine.threads=1000")
+    assert "need [experts] files" in expertd(f"model.dir={FP8}", "experts.lock=yes")
     assert "names none" in expertd(f"experts.files={int4}", "experts.require_node=yes")
     assert "NUMA node 999" in expertd(f"experts.files={int4}", "engine.node=999")
     some = tmp_path / "some"

@@ -118,9 +118,16 @@ static void test_the_least_of_all_limits(void **state) {
     put("/sys/fs/cgroup/a/b/memory.max", "3\n"); /* over its limit already */
     assert_int_equal(available(1, "control group /a/b"), 0);
     put("/sys/fs/cgroup/a/b/memory.max", "max\n");
+    /* version 1: a mount of its own, the process's group and those above it */
+    put("/proc/self/cgroup", "7:cpu:/x\n5:memory:/jobs/one\n");
+    assert_int_equal(available(-1, "the system"), 800 * 1024);
     put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9000\n");
     put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n");
-    assert_int_equal(available(1, "control group of memory"), 8000);
+    assert_int_equal(available(1, "control group /"), 8000);
+    put("/sys/fs/cgroup/memory/jobs/one/memory.limit_in_bytes", "700\n");
+    put("/sys/fs/cgroup/memory/jobs/one/memory.usage_in_bytes", "600\n");
+    put("/sys/fs/cgroup/memory/jobs/one/memory.stat", "cache 90\ninactive_file 50\n");
+    assert_int_equal(available(1, "control group /jobs/one"), 150);
     char command[128];
     snprintf(command, sizeof command, "rm -r %s", root);
     assert_int_equal(system(command), 0);
