@@ -2,6 +2,8 @@
  * thread, then read-only. */
 #include "model/weights.h"
 
+#include "model/weights_id.h"
+
 #include <jansson.h>
 #include <xxhash.h>
 
@@ -36,7 +38,7 @@ struct Weights {
     int n_files;
     Entry *entry; /* sorted by name once open */
     int n_entries, cap_entries;
-    uint64_t fingerprint;
+    uint64_t fingerprint, id;
 };
 
 /* ---- files ---- */
@@ -266,6 +268,7 @@ int weights_open(Weights **out, const char *dir, Err *err) {
         return rc;
     }
     w->fingerprint = hash_all(w);
+    w->id = weights_id_hash(w);
     *out = w;
     return 0;
 }
@@ -291,6 +294,10 @@ const Shape *weights_shape(const Weights *w) {
 
 uint64_t weights_fingerprint(const Weights *w) {
     return w->fingerprint;
+}
+
+uint64_t weights_id(const Weights *w) {
+    return w->id;
 }
 
 const WeightsTensor *weights_find(const Weights *w, const char *name) {

@@ -1,5 +1,5 @@
-/* weights_id: which model a checkpoint is, whatever its weight format. */
-#include "model/weights.h"
+/* See weights_id.h. */
+#include "model/weights_id.h"
 
 #include <xxhash.h>
 
@@ -47,7 +47,7 @@ static void add_layer(Id *d, const Shape *s, int layer) {
     }
 }
 
-uint64_t weights_id(const Weights *w) {
+uint64_t weights_id_hash(const Weights *w) {
     const Shape *s = weights_shape(w);
     const int32_t dims[] = {s->n_layers,  s->n_mtp,     s->hidden,   s->vocab,
                             s->moe_inner, s->n_experts, s->n_active, s->n_shared};

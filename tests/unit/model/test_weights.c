@@ -127,6 +127,55 @@ static void test_fingerprint_ignores_sharding(void **state) {
     weights_close(w);
 }
 
+static uint64_t model_id(const char *dir) {
+    Weights *w = checkpoint_open(dir);
+    uint64_t id = weights_id(w);
+    weights_close(w);
+    return id;
+}
+
+/* A copy of t[i] with its last byte changed stands in for it. */
+static uint64_t id_with_changed(Checkpoint *c, WeightsTensor *t, int i) {
+    const uint8_t *old = t[i].data;
+    uint8_t *data = memcpy(xmalloc(t[i].bytes), old, t[i].bytes);
+    data[t[i].bytes - 1] ^= 1;
+    t[i].data = data;
+    checkpoint_tensors(c, "model.safetensors", t, N_TINY);
+    t[i].data = old;
+    free(data);
+    return model_id(c->dir);
+}
+
+/* The id is the model's: the format of its experts does not show in it, a change of its routing
+ * does. */
+static void test_id_knows_the_model(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        bool shows;
+    } changes[] = {{"model.layers.3.mlp.gate.e_score_correction_bias", true},
+                   {"model.layers.8.input_layernorm.weight", true},
+                   {"model.norm.weight", true},
+                   {"model.layers.3.mlp.experts.2.up_proj.weight", false}};
+    Checkpoint c;
+    Weights *w = checkpoint_open(TINY "fp8");
+    uint64_t id = weights_id(w);
+    assert_true(id != 0 && id == model_id(TINY "mixed") && id != weights_fingerprint(w));
+    WeightsTensor *t = xcalloc(N_TINY, sizeof *t);
+    collect(w, TINY "fp8", t);
+    checkpoint_new(&c);
+    checkpoint_link(&c, "config.json", TINY "fp8/config.json");
+    for (size_t k = 0; k < COUNT(changes); k++) {
+        int i = 0;
+        while (strcmp(t[i].name, changes[k].name))
+            i++;
+        assert_true((id_with_changed(&c, t, i) != id) == changes[k].shows);
+    }
+    checkpoint_free(&c);
+    free(t);
+    weights_close(w);
+}
+
 static void test_fingerprint_sees_changes(void **state) {
     (void)state;
     uint8_t data[20000] = {0}, scalar[4] = {0};
@@ -291,6 +340,7 @@ int main(void) {
         cmocka_unit_test(test_fingerprint_knows_the_content),
         cmocka_unit_test(test_fingerprint_ignores_sharding),
         cmocka_unit_test(test_fingerprint_sees_changes),
+        cmocka_unit_test(test_id_knows_the_model),
         cmocka_unit_test(test_indexes),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_links),
