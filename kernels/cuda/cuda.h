@@ -98,6 +98,9 @@ void *cuda_work(Dev *d, CudaUse use, size_t bytes);
  * the next but one call may read it. The host memory is free at return. */
 const uint8_t *cuda_stage(Dev *d, const void *host, size_t pitch, size_t row_bytes, int rows);
 
+/* Host memory of any size to device memory, through staging. The host memory is free at return. */
+void cuda_put(Dev *d, void *to, const void *from, size_t bytes);
+
 /* Waits until all enqueued work, or what precedes the event, is done; ends the process when that
  * fails or takes a minute. */
 void cuda_finish(Dev *d);

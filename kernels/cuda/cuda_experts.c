@@ -69,16 +69,6 @@ static int read_shape(const ExpertsView *view, MoeExperts *e, Err *err) {
 
 /* ---- packing ---- */
 
-/* Host memory of any size to the device. */
-static void put(Dev *d, void *to, const void *host, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += CUDA_STAGE_BYTES) {
-        size_t n = bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES;
-        const uint8_t *from = cuda_stage(d, (const char *)host + at, n, n, 1);
-        cuda_must(cudaMemcpyAsync((char *)to + at, from, n, cudaMemcpyDeviceToDevice, d->stream),
-                  "copy");
-    }
-}
-
 /* One expert's matrix into tiles first, first + step, .., as many rows at a time as staging takes.
  */
 static void pack(Dev *d, const MatView *v, const MoeMat *to, int place, int first, int step) {
@@ -144,9 +134,9 @@ static void pack_kind(Dev *d, const Experts *e, const int32_t *place, Source fro
         }
     }
     if (e->e.dtype == DT_F8E4M3)
-        put(d, to->block_scale, scale, held * blocks * sizeof *scale);
+        cuda_put(d, to->block_scale, scale, held * blocks * sizeof *scale);
     if (e->e.dtype == DT_NVFP4)
-        put(d, to->scale2, scale2, held * 2 * sizeof *scale2);
+        cuda_put(d, to->scale2, scale2, held * 2 * sizeof *scale2);
     free(scale);
     free(scale2);
 }
@@ -195,7 +185,7 @@ static void pack_all(Dev *d, const ExpertsView *view, Experts *e) {
     int32_t *place = xcalloc((size_t)view->n_experts, sizeof *place);
     for (int i = 0, n = 0; i < view->n_experts; i++)
         place[i] = view->gate[i].data ? n++ : -1;
-    put(d, e->place, place, (size_t)view->n_experts * sizeof *place);
+    cuda_put(d, e->place, place, (size_t)view->n_experts * sizeof *place);
     pack_kind(d, e, place, (Source){view->gate, view->up}, &e->e.gate_up);
     pack_kind(d, e, place, (Source){view->down, NULL}, &e->e.down);
     free(place);

@@ -80,8 +80,7 @@ const uint8_t *cuda_stage(Dev *d, const void *host, size_t pitch, size_t row_byt
     return to;
 }
 
-/* Host memory to device memory, whatever its size. */
-static void put(Dev *d, void *to, const void *from, size_t bytes) {
+void cuda_put(Dev *d, void *to, const void *from, size_t bytes) {
     for (size_t at = 0; at < bytes; at += CUDA_STAGE_BYTES) {
         size_t n = bytes - at < CUDA_STAGE_BYTES ? bytes - at : CUDA_STAGE_BYTES;
         const uint8_t *p = cuda_stage(d, (const char *)from + at, n, n, 1);
@@ -186,7 +185,7 @@ static void put_scales(Dev *d, const CudaMat *m, const MatView *v) {
                                                                ? ((const float *)v->scale)[at]
                                                                : 1.0f;
         }
-    put(d, m->scale, s, n * sizeof *s);
+    cuda_put(d, m->scale, s, n * sizeof *s);
     free(s);
 }
 
