@@ -80,6 +80,14 @@ int remote_probe(void *arg, Err *err) {
     return rc ? rc : check(r, err);
 }
 
+void remote_on_place(void *arg, bool bad, const char *text) {
+    (void)arg;
+    if (bad)
+        LOG_WARN("%s", text);
+    else
+        LOG_INFO("%s", text);
+}
+
 ExpertPort remote_port(Remote *r) {
     return (ExpertPort){r, post, wait_sum};
 }

@@ -16,6 +16,9 @@ int remote_open(Remote **out, const Runtime *runtime, const EngineOpts *o, const
 /* NULL is a no-op. */
 void remote_close(Remote *r);
 
+/* For PlaceLiveConf: one line for the log. arg is not used. */
+void remote_on_place(void *arg, bool bad, const char *text);
+
 /* For the engine. A daemon that has come back is checked again before its answers are used:
  * E_MISMATCH. */
 ExpertPort remote_port(Remote *r);

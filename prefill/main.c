@@ -100,14 +100,6 @@ static void on_abort(void *arg) {
     prefill_abort(&a->prefill);
 }
 
-static void on_place(void *arg, bool bad, const char *text) {
-    (void)arg;
-    if (bad)
-        LOG_WARN("%s", text);
-    else
-        LOG_INFO("%s", text);
-}
-
 /* ---- start ---- */
 
 static void fill_hello(App *a) {
@@ -199,8 +191,7 @@ static int start_prefill(App *a, Err *err) {
                            .runtime = &a->runtime,
                            .record = o->engine.record,
                            .update_ms = o->engine.update_ms,
-                           .on_note = on_place,
-                           .arg = a};
+                           .on_note = remote_on_place};
     a->place = place_live_new(&place);
     PrefillConf conf = {
         .limits = {.max_waiting = (int)o->max_waiting,
