@@ -136,12 +136,13 @@ static bool check_inner(const Oracle *o, const char *name, const Seen *s) {
     ok &= fail(d[0] == sh->n_layers && d[1] == s->n && d[2] == sh->hidden, name, "shape of hidden",
                (double)d[1], s->n);
     size_t n_hidden = (size_t)(d[0] * d[1] * d[2]);
+    bool host = strcmp(engine_backend(s->engine), "cuda") != 0;
     double h = max_diff(hidden, s->hidden, n_hidden),
-           limit = 5e-6 * max_magnitude(hidden, n_hidden);
+           limit = host ? 1e-3 : 5e-6 * max_magnitude(hidden, n_hidden);
     double f =
         max_diff(oracle_f32(o, name, "final", d), s->final, (size_t)s->n * (size_t)sh->hidden);
-    /* The residual has a few channels of several hundred; fp32 sums of another order differ by
-     * them. */
+    /* The residual has a few channels of several hundred: products of split bf16 numbers, 2e-6 of
+     * the largest apart, show there first. */
     ok &= fail(h <= limit, name, "hidden states", h, limit);
     ok &= fail(f <= 1e-3, name, "final states", f, 1e-3);
 
@@ -267,9 +268,7 @@ static bool check_mtp(Rig *r, const Oracle *o, const json_t *p, const Options *o
         n_drafts += 3;
     }
     printf("  %s: MTP logits %.1e, drafts %d of %d\n", name, diff, n_good, n_drafts);
-    int may_differ = opt->exact ? n_drafts / 50 : 1 + n_drafts / 10;
-    ok &=
-        fail(n_good >= n_drafts - may_differ, name, "equal drafts", n_good, n_drafts - may_differ);
+    ok &= fail(n_good * 50 >= n_drafts * 49, name, "equal drafts", n_good, n_drafts);
     free(all);
     free(ids);
     free(out);

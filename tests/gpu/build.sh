@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 archs=${1:-90a} build=build/cuda out=build/cuda/gpu
 programs=(
   tests/unit/kernels/test_cuda_{ops,topk,sparse,graph,experts}
-  tests/model_check
+  tests/model_{check,eval}
   bench/bench_gpu_{linear,sparse}
 )
 cmake -G Ninja -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DBATON_CUDA=ON -DBATON_CUDA_ARCHS="$archs" \
