@@ -43,7 +43,7 @@ if [ "$what" = model ] || [ "$what" = all ]; then
     done
     check "model $variant, steps of 8 rows" 200 "$bin/model_check" $model/$variant $model/oracle/$variant \
       --backend cuda --step-rows 8 --chunk 100
-    for kv in bf16 fp8; do
+    for kv in f32 bf16 fp8; do
       check "answers $variant, kv $kv" 200 "$bin/model_eval" $model/$variant $model/eval $variant \
         --backend cuda --kv $kv
     done
