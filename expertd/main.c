@@ -1,10 +1,10 @@
 /* baton-expertd: start, wiring and end. The loop thread owns everything but the computation, which
  * serve's worker does. */
+#include "expertd/conf.h"
 #include "expertd/serve.h"
 #include "expertd/speed.h"
 
 #include "base/clock.h"
-#include "base/conf.h"
 #include "base/life.h"
 #include "base/log.h"
 #include "base/stat.h"
@@ -16,16 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct Opts {
-    char *name, *endpoint, *dir, *files, *device, *backend, *admin_host;
-    int64_t shard, n_shards, threads, node, max_rows, admin_port, drain_ms;
-    double min_fraction;
-    bool strict_speed, require_node, lock, oversubscribe, shm;
-    int log_level;
-} Opts;
-
 typedef struct App {
-    Opts opts;
+    ExpertdOpts opts;
     uint64_t generation;
     Loop *loop;
     Weights *weights;
@@ -41,71 +33,6 @@ typedef struct App {
 } App;
 
 static const LogLevel LEVELS[] = {LOG_LV_ERR, LOG_LV_WARN, LOG_LV_INFO, LOG_LV_DEBUG};
-
-#define ROW(s, k, t, d, field, h)                                                                  \
-    { .section = s, .key = k, .type = t, .def = d, .help = h, .offset = offsetof(Opts, field) }
-#define RANGE(s, k, t, d, lo, hi, field, h)                                                        \
-    {                                                                                              \
-        .section = s, .key = k, .type = t, .def = d, .min = lo, .max = hi, .help = h,              \
-        .offset = offsetof(Opts, field)                                                            \
-    }
-
-static const ConfOpt OPTIONS[] = {
-    ROW("service", "name", CONF_STR, "expertd-0", name,
-        "Name of this instance, unique among its kind."),
-    ROW("service", "endpoint", CONF_STR, "tcp://127.0.0.1:7111", endpoint,
-        "Where prefill and decode connect: tcp://HOST:PORT or ipc://PATH."),
-    ROW("model", "dir", CONF_STR, "", dir,
-        "Checkpoint directory, for experts in its own format; either this or [experts] files."),
-    ROW("experts", "files", CONF_STR, "", files,
-        "Directory of expert files that `baton pack` made: 4 or 8 bits, computed with AMX, AVX-512 "
-        "VNNI or AVX2. No checkpoint is needed then."),
-    ROW("experts", "device", CONF_STR, "none", device,
-        "What prefill and decode keep on their devices, as their [experts] resident with strategy "
-        "uniform; this daemon holds the rest. With another strategy or with update_ms: none."),
-    RANGE("experts", "shard", CONF_INT, "0", 0, 63, shard,
-          "Which slice of every expert this daemon holds."),
-    RANGE("experts", "shards", CONF_INT, "1", 1, 64, n_shards,
-          "Into how many slices the experts are cut: the number of daemons."),
-    RANGE("experts", "max_rows", CONF_INT, "512", 1, 8192, max_rows,
-          "Tokens in one call; callers cut larger ones."),
-    RANGE("experts", "min_fraction", CONF_REAL, "0.5", 0, 1, min_fraction,
-          "Files: below this fraction of the memory's measured bandwidth the daemon warns."),
-    ROW("experts", "strict_speed", CONF_BOOL, "no", strict_speed,
-        "Files: below min_fraction the daemon does not start."),
-    ROW("experts", "require_node", CONF_BOOL, "no", require_node,
-        "Files: memory that is not all on [engine] node is an error."),
-    ROW("service", "shm", CONF_BOOL, "yes", shm,
-        "Calls of callers on this host go through shared memory."),
-    ROW("experts", "lock", CONF_BOOL, "no", lock, "Files: locks the weights into memory."),
-    ROW("engine", "backend", CONF_STR, "cpu", backend,
-        "Checkpoint: \"cpu\", or \"ref\" for plain C."),
-    ROW("engine", "oversubscribe", CONF_BOOL, "no", oversubscribe,
-        "Files: more threads than physical cores are allowed; they are not pinned then."),
-    RANGE("engine", "threads", CONF_INT, "0", 0, 1024, threads,
-          "Compute threads; 0: the physical cores of the node that the process may use."),
-    RANGE("engine", "node", CONF_INT, "-1", -1, 1023, node,
-          "NUMA node to run on and to allocate from; -1: any."),
-    ROW("admin", "host", CONF_STR, "127.0.0.1", admin_host,
-        "Address of the HTTP port with /live, /ready and /metrics."),
-    RANGE("admin", "port", CONF_INT, "9111", 0, 65535, admin_port, "Port of it; 0: any free one."),
-    {.section = "log",
-     .key = "level",
-     .type = CONF_ENUM,
-     .def = "info",
-     .choices = "error|warn|info|debug",
-     .help = "The least urgent lines that are written.",
-     .offset = offsetof(Opts, log_level)},
-    RANGE("limits", "drain_ms", CONF_MS, "10s", 0, 86400000, drain_ms,
-          "After SIGTERM, how long accepted calls may go on."),
-    {0},
-};
-
-static const ConfTable CONF = {
-    .program = "baton-expertd",
-    .about = "holds routed experts in host memory and computes them",
-    .opts = OPTIONS,
-};
 
 /* ---- callbacks ---- */
 
@@ -277,7 +204,7 @@ static int report_speed(App *a, Err *err) {
 }
 
 static int open_store(App *a, Err *err) {
-    const Opts *o = &a->opts;
+    const ExpertdOpts *o = &a->opts;
     if (!*o->files == !*o->dir)
         return err_set(err, E_INVAL, "expected one of [model] dir and [experts] files, got %s",
                        *o->dir ? "both" : "neither");
@@ -313,7 +240,7 @@ static int try_store(App *a, Err *err) {
 }
 
 static int start_store(App *a, Err *err) {
-    const Opts *o = &a->opts;
+    const ExpertdOpts *o = &a->opts;
     int64_t begin = clock_now_ms();
     int rc = open_store(a, err);
     if (rc)
@@ -334,7 +261,7 @@ static int start_store(App *a, Err *err) {
 }
 
 static int start_serving(App *a, Err *err) {
-    const Opts *o = &a->opts;
+    const ExpertdOpts *o = &a->opts;
     BusCallbacks cb = {
         .arg = a, .on_event = on_event, .on_message = on_message, .on_ping = on_ping};
     int rc = bus_server_open(&a->bus, a->loop, o->endpoint, &a->hello, NULL, &cb, err);
@@ -365,14 +292,14 @@ static void stop(App *a) {
     store_close(a->store);
     weights_close(a->weights);
     free(a->hello.held.data);
-    conf_free(&CONF, &a->opts);
+    conf_free(&EXPERTD_CONF, &a->opts);
 }
 
 int main(int argc, char **argv) {
     static App app;
     App *a = &app;
     int status;
-    if (conf_main(&CONF, argc, argv, &a->opts, &status))
+    if (conf_main(&EXPERTD_CONF, argc, argv, &a->opts, &status))
         return status;
     log_init("expertd", LEVELS[a->opts.log_level]);
     a->generation = clock_unique();
