@@ -11,6 +11,7 @@ static const struct {
     int (*run)(int argc, char **argv);
     const char *help;
 } COMMANDS[] = {
+    {"doctor", baton_doctor, "say what will limit a service on this host, and what to change"},
     {"pack", baton_pack, "make expert files for expertd from a checkpoint, or verify them"},
 };
 

@@ -47,6 +47,7 @@ typedef struct SglangWish {
     bool update;
     int bits; /* of packed experts: 4, 8, or 0 for the checkpoint's own format */
 
+    bool fp4;        /* the checkpoint is NVFP4 */
     int spec_tokens; /* drafted per step; nothing in Baton takes it */
 } SglangWish;
 

@@ -7,9 +7,8 @@
  * weights), so that the end of the list leaves no thread idle for long. */
 #include "kernels/cpu/iq_run.h"
 
-#include "base/clock.h"
-
 #include "kernels/cpu/iq_kern.h"
+#include "kernels/cpu/mem_read.h"
 #include "kernels/cpu/pool.h"
 
 #include <sched.h>
@@ -310,35 +309,8 @@ IqWork iq_run(IqRun *r, const uint8_t *const *expert, int n, int k, const float 
 
 /* ---- reading alone ---- */
 
-typedef struct Read {
-    const uint8_t *const *slice;
-    size_t bytes; /* of a slice */
-    _Atomic uint64_t mixed;
-} Read;
-
-static void read_slice(void *arg, int i, int thread) {
-    Read *d = arg;
-    uint64_t mixed[8] = {0};
-    (void)thread;
-    if (!d->slice[i])
-        return;
-    const uint64_t *at = (const uint64_t *)(const void *)d->slice[i];
-    for (size_t w = 0; w < d->bytes / 8; w += 8)
-        for (size_t k = 0; k < 8; k++)
-            mixed[k] ^= at[w + k];
-    for (size_t k = 0; k < 8; k++)
-        atomic_fetch_xor(&d->mixed, mixed[k]); /* so that nothing is left out */
-}
-
 double iq_run_read(IqRun *r, const uint8_t *const *slice, int n) {
-    Read d = {.slice = slice, .bytes = (size_t)r->conf.n_units * iq_unit_bytes(&r->conf.geom)};
-    double bytes = 0;
-    for (int i = 0; i < n; i++)
-        bytes += slice[i] ? (double)d.bytes : 0;
-    int64_t begin = clock_now_us();
-    pool_run(r->pool, n, read_slice, &d);
-    int64_t us = clock_now_us() - begin;
-    return us > 0 ? bytes / 1e3 / (double)us : 0;
+    return mem_read(r->pool, slice, n, (size_t)r->conf.n_units * iq_unit_bytes(&r->conf.geom));
 }
 
 /* ---- life ---- */
