@@ -241,6 +241,13 @@ static bool host_holds(const CeilingCase *c, const Better *b, char *why, size_t 
     return true;
 }
 
+/* Prefill on decode's own GPUs disturbs it: only where there is no other way. */
+static bool preferred(const Better *a, const Better *b) {
+    if (a->shared != b->shared)
+        return b->shared;
+    return a->ceiling.tok_per_s > b->ceiling.tok_per_s;
+}
+
 Better better_find(const CeilingCase *given, const BetterGoal *goal) {
     int list[FACTS_GPUS], n = choose_kind(given, list);
     Better best = {0};
@@ -251,7 +258,7 @@ Better better_find(const CeilingCase *given, const BetterGoal *goal) {
             continue;
         if (!host_holds(given, &b, best.why, sizeof best.why))
             continue;
-        if (!best.fits || b.ceiling.tok_per_s > best.ceiling.tok_per_s)
+        if (!best.fits || preferred(&b, &best))
             best = b;
     }
     if (!best.fits && n == 0) {

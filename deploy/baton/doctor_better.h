@@ -1,6 +1,6 @@
 /* A configuration that uses the whole host: one expertd per memory node, tensor-parallel groups
  * within the fastest links, prefill and decode each with GPUs of their own where there are enough,
- * as many experts on the GPUs as fit. Of all layouts that fit, the one with the highest ceiling at
+ * as many experts on the GPUs as fit. Of such layouts that fit, the one with the highest ceiling at
  * one stream. Pure but for what it allocates. */
 #pragma once
 

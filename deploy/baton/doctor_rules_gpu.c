@@ -204,8 +204,8 @@ void rule_gpu_idle(const RuleCase *c, Findings *out) {
         return;
     }
     Finding *f =
-        finding_add(out, "gpus-idle", FINDING_WARN, 0, "%d GPU%s of the same kind idle: %s", n,
-                    n > 1 ? "s are" : " is", view_list(list, sizeof list, idle, n));
+        finding_add(out, "gpus-idle", FINDING_WARN, 0, "%d GPU%s of the same kind %s idle: %s", n,
+                    n > 1 ? "s" : "", n > 1 ? "are" : "is", view_list(list, sizeof list, idle, n));
     finding_basis(f, "%d of %d are used%s", groups * v->tp, facts_n_gpus(c->facts) - other,
                   other ? "; others are of another kind" : "");
     finding_change(f, "prefill on GPUs of its own, or another decode");
