@@ -65,12 +65,11 @@ double rules_gain(const RuleCase *c, const View *changed) {
 }
 
 static const RuleFn RULES[] = {
-    rule_memory_nodes, rule_memory_unbound, rule_memory_fit,  rule_sub_numa,   rule_threads,
-    rule_huge_pages,   rule_numa_balancing, rule_shards,      rule_held,       rule_placement,
-    rule_speculation,  rule_gpu_present,    rule_gpu_memory,  rule_all_reduce, rule_gpu_idle,
-    rule_gpu_side,     rule_pcie,           rule_gpu_service, rule_memlock,    rule_shared_memory,
-    rule_amx,          rule_cgroup,         rule_transport,   rule_pair,       rule_kv_pool,
-    rule_kv_dtype,
+    rule_memory_nodes, rule_memory_unbound, rule_memory_fit, rule_sub_numa,      rule_threads,
+    rule_huge_pages,   rule_numa_balancing, rule_shards,     rule_held,          rule_placement,
+    rule_speculation,  rule_gpu_present,    rule_gpu_memory, rule_all_reduce,    rule_gpu_idle,
+    rule_gpu_side,     rule_pcie,           rule_memlock,    rule_shared_memory, rule_amx,
+    rule_cgroup,       rule_transport,      rule_pair,       rule_kv_pool,       rule_kv_dtype,
 };
 
 static int by_cost(const void *a, const void *b) {

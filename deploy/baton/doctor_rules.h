@@ -77,7 +77,6 @@ void rule_all_reduce(const RuleCase *c, Findings *out);
 void rule_gpu_idle(const RuleCase *c, Findings *out);
 void rule_gpu_side(const RuleCase *c, Findings *out);
 void rule_pcie(const RuleCase *c, Findings *out);
-void rule_gpu_service(const RuleCase *c, Findings *out);
 
 /* doctor_rules_host.c */
 void rule_memlock(const RuleCase *c, Findings *out);

@@ -285,14 +285,3 @@ void rule_pcie(const RuleCase *c, Findings *out) {
     else if (c->view->group.n > 0)
         finding_add(out, "pcie", FINDING_UNKNOWN, 0, "PCIe width");
 }
-
-/* The hand-over moves KV between pools in host memory, which the CUDA backend does not read. */
-void rule_gpu_service(const RuleCase *c, Findings *out) {
-    if (!c->view->cuda)
-        return;
-    Finding *f = finding_add(out, "gpu-service", c->view->foreign ? FINDING_NOTE : FINDING_FAIL, 0,
-                             "prefill and decode of this version do not serve on backend cuda: "
-                             "they end at the start");
-    finding_basis(f, "the KV hand-over does not reach GPU memory yet");
-    finding_change(f, "[engine] backend = cpu serves");
-}

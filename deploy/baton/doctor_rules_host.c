@@ -221,14 +221,15 @@ void rule_transport(const RuleCase *c, Findings *out) {
     }
     const char *local = local_transport(c);
     if (!local || strcmp(local, "tcp") == 0) {
-        Finding *one = finding_add(out, "kv-transport", FINDING_WARN, 0,
-                                   "UCX has no %s: within this host KV %s",
-                                   c->view->cuda ? "cuda_ipc" : "shared memory (posix)",
-                                   local ? "goes over TCP" : "cannot be moved");
+        /* Other systems bring a link of their own. */
+        FindingLevel level = c->view->foreign ? FINDING_NOTE : local ? FINDING_WARN : FINDING_FAIL;
+        Finding *one =
+            finding_add(out, "kv-transport", level, 0, "UCX has no %s: within this host KV %s",
+                        c->view->cuda ? "cuda_ipc" : "shared memory (posix)",
+                        local ? "goes over TCP" : "cannot be moved");
         finding_change(one, "%s",
                        c->view->cuda ? "a UCX built with CUDA"
-                                     : "a UCX with shared memory; in a container, "
-                                       "/dev/shm");
+                                     : "a UCX with shared memory; in a container, /dev/shm");
         return;
     }
     finding_add(out, "kv-transport", FINDING_OK, 0,

@@ -227,12 +227,11 @@ static void gpus_that_are_there(void **state) {
     case_facts(c, "gpus.csv", "index, name\n0, NVIDIA L40S\n1, NVIDIA L40S\n");
     case_run(c);
     case_expect(c, "gpus", FINDING_FAIL, "capability 8.x");
-    case_expect(c, "gpu-service", FINDING_FAIL, "do not serve on backend cuda");
     case_free(c);
     c = case_new(FOUR);
     case_usual(c, "cpu", 2, "64", 2);
     case_run(c);
-    assert_false(case_has(c, "gpus") || case_has(c, "gpu-service") || case_has(c, "all-reduce"));
+    assert_false(case_has(c, "gpus") || case_has(c, "all-reduce"));
     case_free(c);
 }
 
@@ -256,7 +255,6 @@ static void gpu_memory(void **state) {
     c->foreign = true;
     case_run(c);
     case_expect(c, "two-copies", FINDING_NOTE, "each hold weights");
-    case_expect(c, "gpu-service", FINDING_NOTE, "");
     case_free(c);
 }
 
@@ -395,7 +393,10 @@ static void transports(void **state) {
     case_set(c, PREFILL2, "kvlink.transports", "");
     case_set(c, DECODE2, "engine.backend", "cuda");
     case_run(c);
-    case_expect(c, "kv-transport", FINDING_WARN, "no cuda_ipc");
+    case_expect(c, "kv-transport", FINDING_FAIL, "no cuda_ipc");
+    case_facts(c, "ucx.txt", "# Transport: cuda_ipc\n");
+    case_run(c);
+    case_expect(c, "kv-transport", FINDING_OK, "KV goes over cuda_ipc");
     case_free(c);
 }
 
