@@ -33,7 +33,7 @@ BetterGoal better_goal(const Services *s, const View *v, const Shape *shape) {
     }
     if (decode)
         g.max_running = v->max_running;
-    snprintf(g.files, sizeof g.files, "%.500s-int4", g.dir);
+    snprintf(g.files, sizeof g.files, "%.4080s-int4", g.dir);
     if (x && *x->expertd.files)
         snprintf(g.files, sizeof g.files, "%s", x->expertd.files);
     if (g.pool < g.context)

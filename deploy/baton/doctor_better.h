@@ -8,7 +8,7 @@
 
 /* What the deployment is for, whatever the host. */
 typedef struct BetterGoal {
-    char dir[512], files[512], name[128], http_host[128];
+    char dir[4096], files[4096], name[256], http_host[256];
     int http_port;
     int64_t context, pool; /* tokens; 0: of the model; for max_running requests of it */
     int max_running;

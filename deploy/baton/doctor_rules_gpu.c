@@ -252,6 +252,23 @@ void rule_gpu_side(const RuleCase *c, Findings *out) {
     }
 }
 
+/* Whether copies were measured far below what the lanes carry. */
+static bool say_slow_copies(Findings *out, const FactsGpu *g, int gpu, int width) {
+    static const double lane[] = {0, 0.25, 0.5, 0.985, 1.97, 3.94, 7.56};
+    int gen = g->gen_max < 6 ? g->gen_max : 6;
+    double can = gen > 0 ? lane[gen] * width : 0,
+           least = g->h2d_gb_per_s < g->d2h_gb_per_s ? g->h2d_gb_per_s : g->d2h_gb_per_s;
+    if (least <= 0 || can <= 0 || least >= 0.6 * can)
+        return false;
+    Finding *f = finding_add(out, "pcie", FINDING_WARN, 0,
+                             "copies between host and GPU %d are slow for its lanes", gpu);
+    finding_basis(f, "%.1f GB/s to it, %.1f from it; %d lanes of generation %d carry %.1f",
+                  g->h2d_gb_per_s, g->d2h_gb_per_s, width, g->gen_max, can);
+    finding_change(f, "look for a switch shared with other GPUs, an IOMMU, or memory on the other "
+                      "socket");
+    return true;
+}
+
 void rule_pcie(const RuleCase *c, Findings *out) {
     bool known = false;
     if (!c->view->cuda)
@@ -279,6 +296,8 @@ void rule_pcie(const RuleCase *c, Findings *out) {
             finding_change(f, "a slot of a later generation");
             return;
         }
+        if (say_slow_copies(out, g, c->view->group.gpu[i], width))
+            return;
     }
     if (known)
         finding_add(out, "pcie", FINDING_OK, 0, "PCIe width and generation");

@@ -47,9 +47,11 @@ void rule_kv_pool(const RuleCase *c, Findings *out) {
                         ? v->prefill_pool
                         : v->pool;
     if (least < v->context) {
-        Finding *f = finding_add(out, "kv-pool", FINDING_FAIL, 0,
-                                 "a KV pool does not hold one request of the configured context: "
-                                 "the service does not start");
+        Finding *f =
+            finding_add(out, "kv-pool", v->foreign ? FINDING_WARN : FINDING_FAIL, 0,
+                        "%s does not hold one request of the configured context: the "
+                        "service does not start",
+                        v->foreign ? "no pool was stated, and the translated one" : "a KV pool");
         finding_basis(f, "%lld tokens, max_context is %lld", (long long)least,
                       (long long)v->context);
         finding_change(f, "[engine] pages = %lld or a smaller max_context",

@@ -159,6 +159,11 @@ static void put_better(const Report *r, FILE *to) {
     if (b->n_unused > 0)
         fprintf(to, ", but for GPU %s", view_list(list, sizeof list, b->unused, b->n_unused));
     fputs(" (--better DIR writes it)\n", to);
+    if (r->view->foreign && b->ceiling.tok_per_s < r->ceiling->tok_per_s)
+        fputs(
+            "Its ceiling is below the given one's: one engine holds the weights once, prefill and "
+            "decode each hold them.\n",
+            to);
     for (int i = 0; i < b->n_docs; i++) {
         fprintf(to, "\n--- %s.conf\n", b->docs[i].name);
         conf_doc_print(&b->docs[i], to);

@@ -74,6 +74,8 @@ void sglang_print_table(FILE *to) {
 
 /* ---- options ---- */
 
+#define NAME_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-."
+
 typedef struct Reader {
     Sglang *s;
     const char *name; /* of the text */
@@ -89,10 +91,15 @@ static SglangRemark *remark(Sglang *s, const char *option, int line) {
     return r;
 }
 
+/* For people: control characters do not reach a terminal. */
 static void join(char *out, size_t n, char *const *value, int count) {
     size_t len = 0;
+    *out = 0;
     for (int i = 0; i < count && len < n; i++)
         len += (size_t)snprintf(out + len, n - len, "%s%s", i ? " " : "", value[i]);
+    for (char *p = out; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7f)
+            *p = '?';
 }
 
 static int refuse(const Reader *r, int line, const char *option, const char *expected,
@@ -126,8 +133,8 @@ static int take_option(Reader *r, const char *given, int line, char *const *valu
     for (; given[len] && len + 1 < sizeof option; len++)
         option[len] = given[len] == '_' ? '-' : given[len];
     option[len] = 0;
-    if (given[len] || len == 0)
-        return refuse(r, line, "option", "a name of 1 to 63 characters", given, err);
+    if (given[len] || len == 0 || strspn(option, NAME_CHARS) != len)
+        return refuse(r, line, "option", "a name of 1 to 63 letters, digits, - and .", given, err);
     if (r->s->n >= SGLANG_MAX_OPTIONS)
         return err_set(err, E_LIMIT, "%.180s:%d: more than %d options", r->name, line,
                        SGLANG_MAX_OPTIONS);
@@ -229,7 +236,7 @@ static void say_before(Reader *r, int end) {
         char name[64];
         snprintf(name, sizeof name, "%.*s", (int)n, w);
         SglangRemark *m = remark(r->s, name, r->word[i].line);
-        snprintf(m->value, sizeof m->value, "%s", w + n + 1);
+        join(m->value, sizeof m->value, &(char *){w + n + 1}, 1);
         if (strcmp(name, "CUDA_VISIBLE_DEVICES") == 0) {
             m->state = SGLANG_CHANGED;
             m->baton = "environment of prefill and decode";

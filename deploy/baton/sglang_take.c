@@ -108,6 +108,8 @@ bool sglang_take_dtype(SglangTake *t) {
 bool sglang_take_quantization(SglangTake *t) {
     static const char *const good[] = {"fp8",          "modelopt_fp4", "modelopt",
                                        "modelopt_fp8", "nvfp4",        NULL};
+    static const char *const fp4[] = {"modelopt_fp4", "nvfp4", NULL};
+    t->wish->fp4 = one_of(t->value[0], fp4);
     if (!one_of(t->value[0], good))
         sglang_say(t, SGLANG_LOST,
                    "Checkpoints in BF16, FP8 (128 x 128 blocks) and NVFP4 are "

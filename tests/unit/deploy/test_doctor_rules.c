@@ -328,6 +328,12 @@ static void lanes(void **state) {
     c->facts.gpu[1].width_now = 16;
     case_run(c);
     case_expect(c, "pcie", FINDING_OK, ""); /* generation 1 is how it idles */
+    case_facts(c, "host.txt", "gpu0.h2d_gb_per_s: 55.1\ngpu0.d2h_gb_per_s: 12.5\n");
+    case_run(c);
+    case_expect(c, "pcie", FINDING_WARN, "between host and GPU 0 are slow");
+    case_facts(c, "host.txt", "gpu0.d2h_gb_per_s: 54.0\n");
+    case_run(c);
+    case_expect(c, "pcie", FINDING_OK, "");
     c->facts.gpu[0].gen_max = 3;
     case_run(c);
     case_expect(c, "pcie", FINDING_WARN, "generation 3");

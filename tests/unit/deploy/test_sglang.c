@@ -116,6 +116,7 @@ static void other_cases_and_speculation(void **state) {
     char *text = file_text(CASES "/b200_2xtp4/options.txt");
     Result r = translate(text);
     assert_int_equal(r.s.wish.spec_tokens, 3);
+    assert_true(r.s.wish.fp4);
     assert_state(&r, "speculative-algorithm", SGLANG_LOST);
     assert_string_equal(engine(&r, SERVICE_PREFILL)->resident, "all");
     assert_int_equal(services_count(&r.services, SERVICE_EXPERTD), 0);
@@ -200,6 +201,7 @@ static void bad_values_name_line_and_option(void **state) {
     refuse("", "opts", "no options");
     refuse("# only\n", "opts", "no options");
     refuse("tp-size 4\n\ntp-size 9\n", "opts:3: tp-size", "from 1 to 8");
+    refuse("tp\033size 4\n", "opts:1: option", "letters");
     refuse("tp-size\n", "opts:1: tp-size", "a value");
     refuse("tp-size 4 5\n", "opts:1: tp-size", "one value");
     refuse("trust-remote-code yes\n", "opts:1: trust-remote-code", "no value");
