@@ -80,7 +80,7 @@ static double device_gb_per_s(const CeilingCase *c) {
 /* Mean accepted tokens on code with the MTP layer of GLM-5.2, the one of the step itself included
  * (InferenceX reference curve). */
 double ceiling_accepted(int k) {
-    static const double mean[] = {1, 1.84, 2.50, 2.99, 3.33, 3.61};
+    static const double mean[CEILING_DRAFT + 1] = {1, 1.84, 2.50, 2.99, 3.33, 3.61};
     return mean[k];
 }
 

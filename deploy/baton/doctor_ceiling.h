@@ -12,6 +12,8 @@
 #include "base/buf.h"
 #include "deploy/baton/doctor_view.h"
 
+enum { CEILING_DRAFT = 5 };
+
 typedef struct Ceiling {
     double cpu_bytes, cpu_gb_per_s, cpu_ms;
     double device_bytes, device_gb_per_s, device_ms;
@@ -37,7 +39,7 @@ double ceiling_gpu_gb_per_s(const Facts *f, const Assume *a, int gpu);
 Ceiling ceiling_compute(const CeilingCase *c);
 /* Of a step that verifies k drafted tokens, per token that comes out of it. */
 Ceiling ceiling_compute_draft(const CeilingCase *c, int k);
-/* Mean tokens that such a step gives, the bonus token included; k from 1 to 5. */
+/* Mean tokens that such a step gives, the bonus token included; k up to CEILING_DRAFT. */
 double ceiling_accepted(int k);
 
 /* Appends the arithmetic, one part on a line, each line after `indent`. */

@@ -126,12 +126,23 @@ static void put_findings(const Report *r, FILE *to) {
 
 /* ---- ceilings ---- */
 
+/* Other systems draft; nothing in Baton does yet. */
+static void put_draft(const CeilingCase *c, Buf *out) {
+    int k = c->view->spec_tokens < CEILING_DRAFT ? c->view->spec_tokens : CEILING_DRAFT;
+    if (k == 0)
+        return;
+    Ceiling v = ceiling_compute_draft(c, k);
+    buf_printf(out, "  with %d drafted tokens    %.1f ms for %.2f tokens: %.1f tok/s\n", k,
+               v.total_ms, ceiling_accepted(k), v.tok_per_s);
+}
+
 static void put_ceilings(const Report *r, FILE *to) {
     Buf b = {0};
     CeilingCase c = {r->facts, r->assume, r->shape, r->view};
     if (r->config_from && r->view->n_decode > 0) {
         buf_puts(&b, "\nceiling of this configuration, one stream\n");
         ceiling_explain(r->ceiling, &c, "  ", &b);
+        put_draft(&c, &b);
     }
     if (r->better->fits) {
         c.view = &r->better->view;
