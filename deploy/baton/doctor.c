@@ -229,7 +229,9 @@ typedef struct Doctor {
 
 static int gather(Doctor *d, Err *err) {
     DoctorOpts *o = &d->opts;
-    int rc = o->facts ? facts_read(&d->facts, o->facts, err) : host_facts(&d->facts, err);
+    int rc = o->facts ? facts_read(&d->facts, o->facts, err) : 0;
+    if (!o->facts)
+        host_facts(&d->facts);
     if (rc == 0)
         rc = facts_derive(&d->facts, (int)o->assume.sockets, err);
     if (rc == 0 && o->measure)

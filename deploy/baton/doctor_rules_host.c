@@ -145,31 +145,10 @@ void rule_cgroup(const RuleCase *c, Findings *out) {
 
 /* ---- the KV link ---- */
 
-/* What UCX takes within one host under error mode PEER, which excludes System V segments and, for
- * pools outside of them, POSIX ones. */
-static const char *local_transport(const RuleCase *c) {
-    const Facts *f = c->facts;
-    if (c->view->cuda)
-        return has_transport(f, "cuda_ipc") ? "cuda_ipc" : NULL;
-    if (has_transport(f, "posix"))
-        return "posix";
-    return has_transport(f, "tcp") ? "tcp" : NULL;
-}
-
 static bool listed(const char *list, const char *name) {
     size_t n = strlen(name);
     for (const char *at = list; (at = strstr(at, name)); at += n)
         if ((at == list || at[-1] == ',') && (at[n] == ',' || !at[n]))
-            return true;
-    return false;
-}
-
-/* A transport that a config names and UCX lacks; groups and aliases are left to UCX. */
-static bool lacks_named(const RuleCase *c, const char *list) {
-    static const char *const known[] = {"posix",   "sysv",     "cma",     "tcp",      "rc_verbs",
-                                        "rc_mlx5", "ud_verbs", "dc_mlx5", "cuda_ipc", "cuda_copy"};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (listed(list, known[i]) && !has_transport(c->facts, known[i]))
             return true;
     return false;
 }
@@ -181,6 +160,39 @@ static const char *network_transport(const Facts *f) {
         if (has_transport(f, best[i]))
             return best[i];
     return "none";
+}
+
+static bool names_tcp(const RuleCase *c) {
+    for (int i = 0; i < c->services->n; i++) {
+        const ServiceOpts *o = service_opts(&c->services->at[i]);
+        if (o && listed(o->transports, "tcp"))
+            return true;
+    }
+    return false;
+}
+
+/* What UCX takes within one host. A GPU's memory is written by cuda_ipc or by a network card, and
+ * through host memory only when a config names tcp; a pool in host memory lies in POSIX segments,
+ * and goes over TCP where there are none. NULL: nothing. */
+static const char *local_transport(const RuleCase *c) {
+    const Facts *f = c->facts;
+    if (!c->view->cuda)
+        return has_transport(f, "posix") ? "posix" : has_transport(f, "tcp") ? "tcp" : NULL;
+    if (has_transport(f, "cuda_ipc"))
+        return "cuda_ipc";
+    if (has_transport(f, "rc_") || has_transport(f, "dc_"))
+        return network_transport(f);
+    return names_tcp(c) ? "tcp" : NULL;
+}
+
+/* A transport that a config names and UCX lacks; groups and aliases are left to UCX. */
+static bool lacks_named(const RuleCase *c, const char *list) {
+    static const char *const known[] = {"posix",   "sysv",     "cma",     "tcp",      "rc_verbs",
+                                        "rc_mlx5", "ud_verbs", "dc_mlx5", "cuda_ipc", "cuda_copy"};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (listed(list, known[i]) && !has_transport(c->facts, known[i]))
+            return true;
+    return false;
 }
 
 static void say_measured(const RuleCase *c, Findings *out) {

@@ -64,27 +64,30 @@ static void done(Buf text[N_TEXTS]) {
         buf_done(&text[i]);
 }
 
-/* What tools print in ways that are not understood is told, and the rest is used. */
-static int parse(Facts *f, const Buf text[N_TEXTS], Err *err) {
+/* A text that is not understood, of a tool of another version, is left out with a word about it. */
+static void parse(Facts *f, const Buf text[N_TEXTS]) {
+    Facts *before = xcalloc(1, sizeof *before);
     facts_init(f);
     for (int i = 0; i < N_TEXTS; i++) {
+        Err err = {0};
         if (text[i].len == 0)
             continue;
         char *copy = xstrdup(text[i].data);
-        int rc = facts_parse(f, NAMES[i], copy, err);
+        *before = *f;
+        if (facts_parse(f, NAMES[i], copy, &err)) {
+            fprintf(stderr, "baton doctor: left out of this host's facts: %s\n", err.text);
+            *f = *before;
+        }
         free(copy);
-        if (rc)
-            return err_wrap(err, "facts of this host");
     }
-    return 0;
+    free(before);
 }
 
-int host_facts(Facts *f, Err *err) {
+void host_facts(Facts *f) {
     Buf text[N_TEXTS] = {0};
     gather(text);
-    int rc = parse(f, text, err);
+    parse(f, text);
     done(text);
-    return rc;
 }
 
 static int write_text(const char *dir, const char *name, const Buf *b, Err *err) {
@@ -111,9 +114,8 @@ int host_capture(const char *dir, bool measure, Err *err) {
     if (mkdir(dir, 0755) && errno != EEXIST)
         rc = err_set(err, E_IO, "%s: %s", dir, strerror(errno));
     if (rc == 0 && measure) {
-        rc = parse(f, text, err);
-        if (rc == 0)
-            rc = facts_derive(f, 0, err);
+        parse(f, text);
+        rc = facts_derive(f, 0, err);
         if (rc == 0)
             rc = host_measure(f, err);
         if (rc == 0)

@@ -3,9 +3,9 @@
 
 #include "deploy/baton/facts.h"
 
-/* Gathers and parses. What cannot be found out is left unknown; E_IO when the topology cannot be
- * read at all. */
-int host_facts(Facts *f, Err *err);
+/* Gathers and parses. What cannot be found out is left unknown; what a tool prints in a way that is
+ * not understood is left out, with a line to standard error. */
+void host_facts(Facts *f);
 /* Writes the texts into a directory, which is made; measured numbers with `measure`. Files that are
  * there already are refused. */
 int host_capture(const char *dir, bool measure, Err *err);

@@ -154,6 +154,11 @@ def test_gpus_of_a_host_with_nvidia_smi(tmp_path):
     lines = (tmp_path / "facts/gpus.csv").read_text().splitlines()
     assert lines[0].endswith(", numa_node") and lines[1].endswith(", -1") and len(lines) == 5
     assert "NV18" in (tmp_path / "facts/topo.txt").read_text()
+    # What a future nvidia-smi prints otherwise is left out, and the rest is used.
+    smi.write_text("#!/bin/sh\necho surprise\n")
+    r = doctor("--json", env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert r.returncode == 0 and "left out of this host's facts: gpus.csv:1" in r.stderr
+    assert json.loads(r.stdout)["host"]["nodes"] and not json.loads(r.stdout)["host"]["gpus"]
 
 
 def test_measured_bandwidth_is_used():

@@ -399,7 +399,13 @@ static void transports(void **state) {
     case_set(c, PREFILL2, "kvlink.transports", "");
     case_set(c, DECODE2, "engine.backend", "cuda");
     case_run(c);
+    case_expect(c, "kv-transport", FINDING_OK, "over rc_mlx5 within this host");
+    c->facts.n_ucx = 1; /* tcp */
+    case_run(c);
     case_expect(c, "kv-transport", FINDING_FAIL, "no cuda_ipc");
+    case_set(c, DECODE2, "kvlink.transports", "self,tcp");
+    case_run(c);
+    case_expect(c, "kv-transport", FINDING_WARN, "goes over TCP");
     case_facts(c, "ucx.txt", "# Transport: cuda_ipc\n");
     case_run(c);
     case_expect(c, "kv-transport", FINDING_OK, "KV goes over cuda_ipc");

@@ -176,7 +176,8 @@ static void this_host(void **state) {
     Facts *f = xcalloc(1, sizeof *f);
     Err err = {0};
     int list[FACTS_NODES];
-    if (host_facts(f, &err) || facts_derive(f, 0, &err))
+    host_facts(f);
+    if (facts_derive(f, 0, &err))
         fail_msg("%s", err.text);
     assert_true(facts_usable_nodes(f, list) >= 1);
     assert_true(f->node[list[0]].n_cores >= 1);
@@ -191,7 +192,8 @@ static void a_node_is_measured(void **state) {
     Facts *f = xcalloc(1, sizeof *f);
     Err err = {0};
     int list[FACTS_NODES];
-    if (host_facts(f, &err) || facts_derive(f, 0, &err) || host_measure(f, &err))
+    host_facts(f);
+    if (facts_derive(f, 0, &err) || host_measure(f, &err))
         fail_msg("%s", err.text);
     int n = facts_usable_nodes(f, list);
     for (int i = 0; i < n; i++)
