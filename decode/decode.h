@@ -73,10 +73,11 @@ typedef struct Decode {
 
     /* transfer.c; the engine thread's while verifying */
     StepTask verify_task;
-    KvHash *hash;
     DecodeRequest *verify_first, *verify_last; /* FIFO; the first is being worked on */
     bool verifying;
-    int verify_pages; /* at most, in one task */
+    int verify_pages;     /* at most, in one task */
+    int32_t *verify_rows; /* [verify_pages] scratch, like the next */
+    uint64_t *verify_hash;
     bool verify_ok;
 
     DecodeOut out;

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/life.h"
 #include "base/log.h"
+#include "daemon/pool.h"
 #include "daemon/remote.h"
 #include "model/place_live.h"
 #include "proto/hello.h"
@@ -149,14 +150,20 @@ static int start_model(App *a, Err *err) {
 static int start_pool(App *a, Err *err) {
     double gb_per_s = 0;
     uint64_t bytes = kv_pool_bytes(&a->runtime.layout);
-    int rc =
-        service_open_link(&a->link, &a->opts.service, a->loop, bytes, on_notice, a, &gb_per_s, err);
+    KvMemory memory;
+    int rc = pool_memory(&memory, &a->runtime, err);
+    if (rc == 0)
+        rc = service_open_link(&a->link, &a->opts.service, a->loop, bytes, &memory, on_notice, a,
+                               &gb_per_s, err);
     if (rc)
         return rc;
     engine_kv_bind(a->runtime.engine, &a->runtime.layout, kvlink_pool(a->link, &bytes));
-    LOG_INFO("KV pool: %lld pages, %.1f MiB, %s; the link measures %.2f GB/s",
-             (long long)a->runtime.layout.n_pages, (double)bytes / (1 << 20), a->runtime.kv_dtype,
-             gb_per_s);
+    LOG_INFO("KV pool: %lld pages, %lld tokens, %.1f MiB of %s memory, %s; the link measures %.2f "
+             "GB/s over %s",
+             (long long)a->runtime.layout.n_pages,
+             (long long)a->runtime.layout.n_pages * KV_PAGE_TOKENS, (double)bytes / (1 << 20),
+             memory.at ? "GPU" : "host", a->runtime.kv_dtype, gb_per_s,
+             kvlink_selftest_transport(a->link));
     return 0;
 }
 

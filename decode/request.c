@@ -1,7 +1,7 @@
 /* See request.h. */
 #include "decode/request.h"
 
-#include "model/kv_hash.h"
+#include "kernels/kv_layout.h"
 
 #include <stdlib.h>
 

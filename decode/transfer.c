@@ -17,15 +17,14 @@ enum { SLICE_BYTES = 32 << 20 }; /* a few milliseconds of hashing */
 static void run_verify(StepTask *t) {
     Decode *d = t->arg;
     DecodeRequest *r = d->verify_first;
-    uint64_t bytes;
-    const void *pool = kvlink_pool(d->conf.link, &bytes);
-    int end = r->n_verified + d->verify_pages;
-    d->verify_ok = true;
-    for (int i = r->n_verified; i < end && i < r->n_granted && d->verify_ok; i++) {
-        int rows = kv_page_rows(r->n_prompt, i);
-        d->verify_ok = kv_hash_page(d->hash, pool, r->page[i], rows) == r->page_hash[i];
-        r->n_verified++;
-    }
+    int first = r->n_verified, left = r->n_granted - first;
+    int n = left < d->verify_pages ? left : d->verify_pages;
+    size_t bytes = (size_t)n * sizeof *d->verify_hash;
+    for (int i = 0; i < n; i++)
+        d->verify_rows[i] = kv_page_rows(r->n_prompt, first + i);
+    engine_kv_hash(d->conf.runtime->engine, r->page + first, d->verify_rows, n, d->verify_hash);
+    d->verify_ok = memcmp(d->verify_hash, r->page_hash + first, bytes) == 0;
+    r->n_verified += n;
 }
 
 /* ---- loop thread ---- */
@@ -61,13 +60,15 @@ static void on_verified(StepTask *t) {
 
 void decode_transfer_init(Decode *d) {
     int64_t page = (int64_t)kv_page_total_bytes(&d->conf.runtime->layout);
-    d->hash = kv_hash_new(&d->conf.runtime->layout, d->conf.runtime->shape->index_slot);
     d->verify_pages = page < SLICE_BYTES ? (int)(SLICE_BYTES / page) : 1;
+    d->verify_rows = xcalloc((size_t)d->verify_pages, sizeof *d->verify_rows);
+    d->verify_hash = xcalloc((size_t)d->verify_pages, sizeof *d->verify_hash);
     d->verify_task = (StepTask){.run = run_verify, .done = on_verified, .arg = d};
 }
 
 void decode_transfer_done(Decode *d) {
-    kv_hash_free(d->hash);
+    free(d->verify_rows);
+    free(d->verify_hash);
 }
 
 void decode_transfer_forget(Decode *d, DecodeRequest *r) {

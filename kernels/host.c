@@ -2,6 +2,8 @@
  * calling rank's thread. */
 #include "kernels/host.h"
 
+#include "kernels/kv_hash.h"
+
 #include <linux/futex.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,6 +196,26 @@ static int host_pool_new(Dev *d, uint64_t bytes, void **out, Err *err) {
     return 0;
 }
 
+static void host_pool_enter(const Dev *d) {
+    (void)d;
+}
+
+static void host_pool_copy(const Dev *d, void *to, const void *from, uint64_t bytes) {
+    (void)d;
+    memmove(to, from, bytes);
+}
+
+/* Calls have done their work when they return. */
+static void host_reach(Dev *d, int number) {
+    (void)d, (void)number;
+}
+
+static void host_kv_hash(Dev *d, const int *index_slot, const int32_t *page, const int32_t *n_rows,
+                         int n, uint64_t *hash) {
+    for (int i = 0; i < n; i++)
+        hash[i] = kv_hash_page(&d->kv, index_slot, d->kv_pool, page[i], n_rows[i]);
+}
+
 static void host_pool_free(Dev *d, void *pool) {
     (void)d;
     free(pool);
@@ -295,6 +317,10 @@ void host_ops_fill(Ops *ops) {
     ops->clear = host_clear;
     ops->pool_new = host_pool_new;
     ops->pool_free = host_pool_free;
+    ops->pool_enter = host_pool_enter;
+    ops->pool_copy = host_pool_copy;
+    ops->mark = ops->reach = host_reach;
+    ops->kv_hash = host_kv_hash;
     ops->kv_bind = host_kv_bind;
     ops->batch_set = host_batch_set;
     ops->kv_write = host_kv_write;

@@ -15,6 +15,12 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define KV_FN static __host__ __device__ inline
+#else
+#define KV_FN static inline
+#endif
+
 enum { KV_PAGE_TOKENS = 64, KV_SCALE_GROUP = 128, KV_ROW_MAX = 1024 /* kv_lora + rope */ };
 
 typedef struct KvLayout {
@@ -25,11 +31,22 @@ typedef struct KvLayout {
     int64_t n_pages;
 } KvLayout;
 
+/* Pages that n positions take. */
+KV_FN int kv_pages_of(int64_t n_positions) {
+    return (int)((n_positions + KV_PAGE_TOKENS - 1) / KV_PAGE_TOKENS);
+}
+
+/* Rows of page `index` of a request that holds n positions. */
+KV_FN int kv_page_rows(int64_t n_positions, int index) {
+    int64_t left = n_positions - (int64_t)index * KV_PAGE_TOKENS;
+    return left > KV_PAGE_TOKENS ? KV_PAGE_TOKENS : (int)left;
+}
+
 typedef struct KvRange {
     uint64_t offset, bytes; /* within the pool */
 } KvRange;
 
-static inline uint64_t kv_latent_row_bytes(const KvLayout *l) {
+KV_FN uint64_t kv_latent_row_bytes(const KvLayout *l) {
     uint64_t numbers = (uint64_t)(l->kv_lora + l->rope);
     switch (l->dtype) {
     case DT_F32:
@@ -42,38 +59,38 @@ static inline uint64_t kv_latent_row_bytes(const KvLayout *l) {
     }
 }
 
-static inline uint64_t kv_index_page_bytes(const KvLayout *l) {
+KV_FN uint64_t kv_index_page_bytes(const KvLayout *l) {
     uint64_t per_key = l->dtype == DT_F32    ? 4u * (uint64_t)l->index_dim
                        : l->dtype == DT_BF16 ? 2u * (uint64_t)l->index_dim
                                              : (uint64_t)l->index_dim + 4;
     return KV_PAGE_TOKENS * per_key;
 }
 
-static inline uint64_t kv_latent_page_bytes(const KvLayout *l) {
+KV_FN uint64_t kv_latent_page_bytes(const KvLayout *l) {
     return KV_PAGE_TOKENS * kv_latent_row_bytes(l);
 }
 
-static inline uint64_t kv_latent_page_offset(const KvLayout *l, int slot, int64_t page) {
+KV_FN uint64_t kv_latent_page_offset(const KvLayout *l, int slot, int64_t page) {
     return ((uint64_t)slot * (uint64_t)l->n_pages + (uint64_t)page) * kv_latent_page_bytes(l);
 }
 
-static inline uint64_t kv_index_part_offset(const KvLayout *l) {
+KV_FN uint64_t kv_index_part_offset(const KvLayout *l) {
     uint64_t latent = (uint64_t)l->n_slots * (uint64_t)l->n_pages * kv_latent_page_bytes(l);
     return (latent + 4095) & ~(uint64_t)4095;
 }
 
-static inline uint64_t kv_index_page_offset(const KvLayout *l, int index_slot, int64_t page) {
+KV_FN uint64_t kv_index_page_offset(const KvLayout *l, int index_slot, int64_t page) {
     return kv_index_part_offset(l) +
            ((uint64_t)index_slot * (uint64_t)l->n_pages + (uint64_t)page) * kv_index_page_bytes(l);
 }
 
-static inline uint64_t kv_pool_bytes(const KvLayout *l) {
+KV_FN uint64_t kv_pool_bytes(const KvLayout *l) {
     return kv_index_part_offset(l) +
            (uint64_t)l->n_index * (uint64_t)l->n_pages * kv_index_page_bytes(l);
 }
 
 /* Bytes of one page over all slots: what one page of a request costs. */
-static inline uint64_t kv_page_total_bytes(const KvLayout *l) {
+KV_FN uint64_t kv_page_total_bytes(const KvLayout *l) {
     return (uint64_t)l->n_slots * kv_latent_page_bytes(l) +
            (uint64_t)l->n_index * kv_index_page_bytes(l);
 }
@@ -81,8 +98,8 @@ static inline uint64_t kv_page_total_bytes(const KvLayout *l) {
 /* The ranges that rows [row0, row1) of a page occupy in one layer: the latent rows, and the index
  * keys when index_slot >= 0. At most 3. The ranges of two layouts that differ in n_pages only have
  * equal lengths in equal order. */
-static inline int kv_layout_ranges(const KvLayout *l, int slot, int index_slot, int64_t page,
-                                   int row0, int row1, KvRange out[3]) {
+KV_FN int kv_layout_ranges(const KvLayout *l, int slot, int index_slot, int64_t page, int row0,
+                           int row1, KvRange out[3]) {
     int n = 0;
     uint64_t row = kv_latent_row_bytes(l), r0 = (uint64_t)row0, rows = (uint64_t)(row1 - row0);
     out[n++] = (KvRange){kv_latent_page_offset(l, slot, page) + r0 * row, rows * row};
@@ -100,8 +117,8 @@ static inline int kv_layout_ranges(const KvLayout *l, int slot, int index_slot, 
 }
 
 /* Equal for pools whose bytes mean the same, whatever their page count (FNV-1a over the fields). */
-static inline uint64_t kv_layout_hash(const KvLayout *l) {
-    const int field[7] = {1,          (int)l->dtype, l->n_slots,  l->n_index,
+KV_FN uint64_t kv_layout_hash(const KvLayout *l) {
+    const int field[7] = {2,          (int)l->dtype, l->n_slots,  l->n_index,
                           l->kv_lora, l->rope,       l->index_dim};
     uint64_t h = 0xcbf29ce484222325ull;
     for (int i = 0; i < 7; i++)

@@ -1,10 +1,11 @@
 /* The border to the device: a table of operations on opaque device tensors.
  *
  * One Dev is one rank of a TP group; each rank has a thread of its own that makes all calls on its
- * Dev. Calls enqueue work in order; only download() waits for it. Operations marked COLLECTIVE are
- * called by every rank of the group in the same order with the same arguments; their results are
- * bit-identical on all ranks and do not depend on timing. No operation fails: what can fail is
- * loading and allocation, before ready. A device that breaks ends the process.
+ * Dev. Calls enqueue work in order; only download(), reach() and kv_hash() wait for it. Operations
+ * marked COLLECTIVE are called by every rank of the group in the same order with the same
+ * arguments; their results are bit-identical on all ranks and do not depend on timing. No operation
+ * fails: what can fail is loading and allocation, before ready. A device that breaks ends the
+ * process.
  *
  * Activations are fp32 [rows, cols] on host backends. n is the number of tokens of the current
  * batch, H the rank's heads. Row results do not depend on which other rows are in the batch (fixed
@@ -83,7 +84,8 @@ typedef struct ExpertsView {
 } ExpertsView;
 
 typedef struct Ops {
-    const char *name; /* "ref", "cpu-avx512", ... */
+    const char *name;   /* "ref", "cpu-avx512", ... */
+    bool device_memory; /* tensors and pools are not addressable by the host */
 
     /* -- life: open fills dev[n_ranks]; close ends the whole group and accepts NULLs -- */
     int (*open)(const DevConf *conf, Dev **dev, Err *err);
@@ -108,6 +110,10 @@ typedef struct Ops {
     void (*pool_free)(Dev *d, void *pool); /* NULL is fine */
     /* The pool: memory of pool_new, kv_pool_bytes(layout), the same on every rank. */
     void (*kv_bind)(Dev *d, const KvLayout *layout, void *pool);
+    /* Any thread: pool_enter readies it for a library that looks at the pool on its own; pool_copy
+     * copies between the pool and host memory, or within the pool, and is done at return. */
+    void (*pool_enter)(const Dev *d);
+    void (*pool_copy)(const Dev *d, void *to, const void *from, uint64_t bytes);
 
     /* -- one step -- */
     void (*batch_set)(Dev *d, const OpsBatch *batch);
@@ -144,6 +150,14 @@ typedef struct Ops {
      * positions of `slot`, and index keys key[n, index_dim] when index_slot >= 0. Afterwards every
      * rank sees them. */
     void (*kv_write)(Dev *d, int slot, Tensor kv, int index_slot, Tensor key);
+    /* Of what is enqueued: mark remembers it under a number, 0 or 1, and reach waits until what the
+     * number stands for is done. */
+    void (*mark)(Dev *d, int number);
+    void (*reach)(Dev *d, int number);
+    /* hash[n] = kv_hash_page of the bound pool's pages, rows [0, n_rows[i]) of page[i], after all
+     * that is enqueued; all in host memory */
+    void (*kv_hash)(Dev *d, const int *index_slot, const int32_t *page, const int32_t *n_rows,
+                    int n, uint64_t *hash);
     /* COLLECTIVE. topk[n, K] (shared, i32) = the positions t <= pos with the K largest scores
      *   sum_h w[h] * relu(q[h] . key[t]) * heads^-1/2 * dim^-1/2
      * lowest position first among equal scores; ascending, then -1 up to K. All positions when pos

@@ -1,8 +1,6 @@
 /* See batch.h. */
 #include "model/batch.h"
 
-#include "model/kv_hash.h"
-
 #include <stdlib.h>
 #include <string.h>
 

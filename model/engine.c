@@ -346,6 +346,22 @@ void engine_pool_free(Engine *e, void *pool) {
     e->ops->pool_free(e->dev[0], pool);
 }
 
+bool engine_pool_on_device(const Engine *e) {
+    return e->ops->device_memory;
+}
+
+void engine_pool_enter(const Engine *e) {
+    e->ops->pool_enter(e->dev[0]);
+}
+
+void engine_pool_copy(const Engine *e, void *to, const void *from, uint64_t bytes) {
+    e->ops->pool_copy(e->dev[0], to, from, bytes);
+}
+
+void engine_kv_hash(Engine *e, const int32_t *page, const int32_t *n_rows, int n, uint64_t *hash) {
+    e->ops->kv_hash(e->dev[0], weights_shape(e->weights)->index_slot, page, n_rows, n, hash);
+}
+
 void engine_get(Engine *e, const Tensor *t, void *host) {
     e->ops->download(e->dev[0], t, host);
 }

@@ -50,6 +50,13 @@ KvLayout engine_kv_layout(const Engine *e);
 int engine_pool_new(Engine *e, uint64_t bytes, void **out, Err *err);
 void engine_pool_free(Engine *e, void *pool);
 void engine_kv_bind(Engine *e, const KvLayout *layout, void *pool);
+/* Whether the pool is memory of the device that the host cannot address. */
+bool engine_pool_on_device(const Engine *e);
+/* Any thread; as pool_enter and pool_copy of ops.h. */
+void engine_pool_enter(const Engine *e);
+void engine_pool_copy(const Engine *e, void *to, const void *from, uint64_t bytes);
+/* hash[n] = kv_hash_page of page[i], rows [0, n_rows[i]). On the thread that makes steps. */
+void engine_kv_hash(Engine *e, const int32_t *page, const int32_t *n_rows, int n, uint64_t *hash);
 
 /* One step. probe (may be NULL) is called on rank 0's thread. E_ codes of the expert port when the
  * step is void. */

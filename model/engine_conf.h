@@ -41,8 +41,8 @@ typedef struct EngineOpts {
          .key = "backend",                                                                         \
          .type = CONF_STR,                                                                         \
          .def = "cpu",                                                                             \
-         .help = "Where the model runs: cpu (the fastest that the processor offers), cpu-avx512, " \
-                 "cpu-avx2 or ref.",                                                               \
+         .help = "Where the model runs: cuda, cpu (the fastest that the processor offers), "       \
+                 "cpu-avx512, cpu-avx2 or ref.",                                                   \
          .offset = offsetof(T, field.backend)},                                                    \
         {.section = "engine",                                                                      \
          .key = "tp",                                                                              \

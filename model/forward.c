@@ -56,7 +56,7 @@ static void attention(Forward *f, int layer, Tensor h, Tensor y, int n, const Fo
         index_key(f, a, h, key);
     op->kv_write(f->dev, layer, kv, a->wk ? slot : -1, key); /* (all) */
     if (probe)
-        probe->on(probe->arg, FORWARD_KV, layer, NULL);
+        op->mark(f->dev, layer & 1);
 
     if (a->wk)
         index_positions(f, a, slot, h, q_a, n);
@@ -197,6 +197,14 @@ void forward_head(Forward *f, Tensor hidden, const int32_t *logit_row, int n_log
     op->gather_cols(f->dev, *logits, part); /* (all) */
 }
 
+/* The device is let run on while this waits for a layer's KV: it has the next layer to do. */
+static void show_kv(Forward *f, int layer, const ForwardProbe *probe) {
+    if (!probe || layer < 0)
+        return;
+    f->ops->reach(f->dev, layer & 1);
+    probe->on(probe->arg, FORWARD_KV, layer, NULL);
+}
+
 int forward_run(Forward *f, const OpsBatch *batch, const int32_t *logit_row, int n_logits,
                 const ForwardProbe *probe, Tensor *logits, Err *err) {
     const Ops *op = f->ops;
@@ -212,7 +220,9 @@ int forward_run(Forward *f, const OpsBatch *batch, const int32_t *logit_row, int
     for (int i = 0; i < f->shape.n_layers; i++) {
         int layer_rc = forward_layer(f, i, n, probe, rc ? NULL : err);
         rc = rc ? rc : layer_rc;
+        show_kv(f, i - 1, probe);
     }
+    show_kv(f, f->shape.n_layers - 1, probe);
     op->rms_norm(f->dev, final, x, f->final_norm, f->shape.eps);
     f->n_final = n;
     if (probe)

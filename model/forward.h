@@ -33,7 +33,8 @@ typedef struct ExpertPort {
 
 /* What tests and the KV push see while a step runs; called on the rank's thread. */
 typedef enum ForwardPoint {
-    FORWARD_KV,     /* the KV rows of `layer` are in the pool, visible to all ranks */
+    FORWARD_KV,     /* the KV rows of `layer` are in the pool, for whoever reads it; comes while the
+                       device computes the layer after it */
     FORWARD_HIDDEN, /* t [n, hidden]: the residual after `layer` */
     FORWARD_TOPK, /* t [n, K] i32: the positions that `layer` chose (layers with an indexer only) */
     FORWARD_ROUTE,  /* t [n, k] i32: the experts of `layer` */

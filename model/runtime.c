@@ -181,6 +181,8 @@ int runtime_start(Runtime *r, const EngineOpts *o, int max_rows, int max_seqs,
 }
 
 void runtime_close(Runtime *r) {
+    if (r->pool)
+        engine_pool_free(r->engine, r->pool);
     engine_close(r->engine);
     free(r->resident);
     free(r->kept);

@@ -5,7 +5,6 @@
 
 #include "model/engine.h"
 #include "model/engine_conf.h"
-#include "model/kv_hash.h"
 #include "model/route_count.h"
 
 typedef struct Runtime {
@@ -23,6 +22,7 @@ typedef struct Runtime {
     uint64_t tokenizer_hash; /* XXH3-64 of tokenizer.json */
     const char *kv_dtype;    /* "f32", "bf16", "fp8" */
     KvLayout layout;
+    void *pool; /* of the engine, when the pool is GPU memory; else NULL */
 } Runtime;
 
 /* Reads and checks what is in o->dir and where the experts are to be computed. On failure *out is

@@ -69,7 +69,10 @@ static void on_settled(void *arg, int status) {
     PrefillPeer *peer = r->peer;
     r->pending = false;
     if (status && !r->doomed)
-        prefill_doom(r, BATON__FAIL_CODE__FAIL_TRANSFER, "KV could not be written to decode");
+        prefill_doom(r, BATON__FAIL_CODE__FAIL_TRANSFER,
+                     status == E_UNSUPPORTED
+                         ? "UCX has no way from prefill's GPU memory to decode's"
+                         : "KV could not be written to decode");
     prefill_over(p, r);
     if (status)
         prefill_peer_failed(p, peer);

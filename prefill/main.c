@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/life.h"
 #include "base/log.h"
+#include "daemon/pool.h"
 #include "daemon/remote.h"
 #include "model/place_live.h"
 #include "proto/hello.h"
@@ -153,6 +154,8 @@ static int add_faults(App *a, Err *err) {
                         .timeout_ms = o->service.kv_timeout_ms};
     if (!*o->kv_faults)
         return 0;
+    if (engine_pool_on_device(a->runtime.engine))
+        return err_set(err, E_UNSUPPORTED, "[test] kv_faults: needs a KV pool in host memory");
     LOG_WARN("the KV link misbehaves on purpose: %s", o->kv_faults);
     return kvlink_fault_new(&a->link, &a->link, &conf, err) ? err_wrap(err, "[test] kv_faults") : 0;
 }
@@ -160,17 +163,21 @@ static int add_faults(App *a, Err *err) {
 static int start_pool(App *a, Err *err) {
     double gb_per_s = 0;
     uint64_t bytes = kv_pool_bytes(&a->runtime.layout);
-    int rc =
-        service_open_link(&a->link, &a->opts.service, a->loop, bytes, on_notice, a, &gb_per_s, err);
+    KvMemory memory;
+    int rc = pool_memory(&memory, &a->runtime, err);
     if (rc == 0)
-        rc = add_faults(a, err);
+        rc = service_open_link(&a->link, &a->opts.service, a->loop, bytes, &memory, on_notice, a,
+                               &gb_per_s, err);
     if (rc)
         return rc;
     engine_kv_bind(a->runtime.engine, &a->runtime.layout, kvlink_pool(a->link, &bytes));
-    LOG_INFO("KV pool: %lld pages, %.1f MiB, %s; the link measures %.2f GB/s",
-             (long long)a->runtime.layout.n_pages, (double)bytes / (1 << 20), a->runtime.kv_dtype,
-             gb_per_s);
-    return 0;
+    LOG_INFO("KV pool: %lld pages, %lld tokens, %.1f MiB of %s memory, %s; the link measures %.2f "
+             "GB/s over %s",
+             (long long)a->runtime.layout.n_pages,
+             (long long)a->runtime.layout.n_pages * KV_PAGE_TOKENS, (double)bytes / (1 << 20),
+             memory.at ? "GPU" : "host", a->runtime.kv_dtype, gb_per_s,
+             kvlink_selftest_transport(a->link));
+    return add_faults(a, err);
 }
 
 static int start_prefill(App *a, Err *err) {

@@ -70,8 +70,8 @@ typedef struct Prefill {
     StepTask step_task;
     Batch batch;
     Push push;
-    KvHash *hash;
     PrefillChunk *chunk; /* [max_running] */
+    int32_t *n_rows;     /* [pages of max_context] scratch of hashing */
     int n_chunks;
     bool stepping;
     int step_status;

@@ -21,13 +21,12 @@ static void on_point(void *arg, ForwardPoint point, int layer, const Tensor *t) 
 /* Hashes the pages that the chunk has completed, the partial last one with the prompt's end. */
 static void hash_pages(Prefill *p, const PrefillChunk *c) {
     PrefillRequest *r = c->request;
-    uint64_t bytes;
-    const void *pool = kvlink_pool(p->conf.link, &bytes);
-    int end = r->computed + c->n_tokens;
+    int end = r->computed + c->n_tokens, first = r->n_hashed;
     int n = end == r->n_prompt ? r->n_pages : end / KV_PAGE_TOKENS;
-    for (; r->n_hashed < n; r->n_hashed++)
-        r->hash[r->n_hashed] = kv_hash_page(p->hash, pool, r->page[r->n_hashed],
-                                            kv_page_rows(r->n_prompt, r->n_hashed));
+    for (int i = first; i < n; i++)
+        p->n_rows[i - first] = kv_page_rows(r->n_prompt, i);
+    engine_kv_hash(p->conf.runtime->engine, r->page + first, p->n_rows, n - first, r->hash + first);
+    r->n_hashed = n;
 }
 
 static void run_step(StepTask *t) {
@@ -198,7 +197,7 @@ void prefill_steps_init(Prefill *p) {
     batch_init(&p->batch, l->step_tokens, l->max_running, l->max_context);
     push_init(&p->push, p->conf.link, &rt->layout, rt->shape->index_slot, l->step_tokens,
               l->max_running, l->link_ms, p->stats.pushed_bytes);
-    p->hash = kv_hash_new(&rt->layout, rt->shape->index_slot);
+    p->n_rows = xcalloc((size_t)kv_pages_of(l->max_context), sizeof *p->n_rows);
     p->chunk = xcalloc(running, sizeof *p->chunk);
     p->sched_chunk = xcalloc(running, sizeof *p->sched_chunk);
     p->sched_item = xcalloc(waiting, sizeof *p->sched_item);
@@ -209,7 +208,7 @@ void prefill_steps_init(Prefill *p) {
 void prefill_steps_done(Prefill *p) {
     batch_done(&p->batch);
     push_done(&p->push);
-    kv_hash_free(p->hash);
+    free(p->n_rows);
     free(p->chunk);
     free(p->sched_chunk);
     free(p->sched_item);

@@ -429,6 +429,8 @@ static void leave(Link *l) {
 
 static void *link_main(void *arg) {
     Link *l = arg;
+    if (l->conf.memory.at)
+        l->conf.memory.enter(l->conf.memory.arg);
     while (turn(l))
         ;
     leave(l);
@@ -518,6 +520,11 @@ static void link_disconnect(KvLink *base, KvPeer *peer) {
 
 static int check_peer(const KvPeer *p, Err *err) {
     int why = atomic_load(&p->failed);
+    if (why == E_UNSUPPORTED)
+        return err_set(
+            err, E_PEER,
+            "kvlink: UCX has no way from this GPU's memory to the peer's, and none through "
+            "host memory is configured ([kvlink] transports with tcp)");
     return why ? err_set(err, E_PEER, "kvlink: the peer has failed (%s)", err_name(why)) : 0;
 }
 
@@ -624,8 +631,7 @@ int kvlink_open(KvLink **out, const KvLinkConf *conf, Err *err) {
                  ? err_set(err, E_IO, "kvlink: eventfd: %s", strerror(errno))
                  : 0;
     if (rc == 0)
-        rc = ucx_open(&l->ucx, conf->transports, conf->devices, conf->pool_bytes, on_ucx_notice, l,
-                      err);
+        rc = ucx_open(&l->ucx, conf, on_ucx_notice, l, err);
     if (rc == 0) {
         seal(l);
         l->watch = loop_fd_new(conf->loop, l->event_fd, UV_READABLE, on_events, l);

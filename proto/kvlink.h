@@ -60,11 +60,23 @@ struct KvLink {
     const KvLinkOps *ops;
 };
 
+/* A GPU's memory as a pool: the caller's, from before kvlink_open until after kvlink_close. The
+ * functions may be called from any thread: enter readies it for UCX's own calls, copy moves bytes
+ * between the pool and host memory, or within the pool, and returns when they are there. */
+typedef struct KvMemory {
+    void *at; /* NULL: the link allocates host memory, zeroed, shareable on the host */
+    void (*enter)(void *arg);
+    void (*copy)(void *arg, void *to, const void *from, uint64_t bytes);
+    void *arg;
+} KvMemory;
+
 typedef struct KvLinkConf {
     Loop *loop;          /* where callbacks run */
-    uint64_t pool_bytes; /* memory that peers may write into and from which puts read; allocated by
-                            the link, zeroed, shareable on the host */
-    const char *transports; /* UCX_TLS by config: "" lets UCX choose */
+    uint64_t pool_bytes; /* memory that peers may write into and from which puts read */
+    KvMemory memory;
+    const char *transports; /* UCX_TLS by config: "" lets UCX choose. A link between GPUs takes what
+                               writes from GPU to GPU; only transports that name tcp allow copies
+                               through host memory instead */
     const char *devices;    /* UCX_NET_DEVICES; "" for all */
     int64_t timeout_ms;   /* a put, flush or notice that takes longer fails with E_DEADLINE and its
                              peer counts as failed */
@@ -72,7 +84,8 @@ typedef struct KvLinkConf {
     void *arg;
 } KvLinkConf;
 
-/* Opens a UCX link. E_IO or E_UNSUPPORTED with UCX's word. */
+/* Opens a UCX link. E_IO or E_UNSUPPORTED with UCX's word, or that UCX does not know the memory for
+ * a GPU's. */
 int kvlink_open(KvLink **out, const KvLinkConf *conf, Err *err);
 
 /* Measures a self-transfer of `bytes` through the link's own endpoint, in GB/s. At start only,

@@ -3,7 +3,11 @@
  * Where the transport cannot write into foreign memory (TCP), UCX would emulate the put, and UCX
  * 1.13 aborts a receiver that cannot acknowledge such a put because the writer died. There a put
  * is a message of our own, which the receiver copies into its pool and does not answer. Messages
- * stay in order, since they all take one lane (MAX_EAGER_RAILS). */
+ * stay in order, since they all take one lane (MAX_EAGER_RAILS).
+ *
+ * A pool in GPU memory is written by what UCX calls cuda_ipc, on one host, or by RDMA. Whether an
+ * endpoint has such a lane is looked at when it is opened: without one UCX would fall back to
+ * copies through host memory, slow and in silence. */
 #include "proto/kvlink_ucx.h"
 
 #include "base/clock.h"
@@ -57,6 +61,14 @@ static ucp_request_param_t with_callback(Call *c) {
                                  .user_data = c};
 }
 
+/* Between the pool and host memory. */
+static void copy(const Ucx *u, void *to, const void *from, uint64_t bytes) {
+    if (u->device.at)
+        u->device.copy(u->device.arg, to, from, bytes);
+    else
+        memcpy(to, from, bytes);
+}
+
 /* ---- notices ---- */
 
 static ucs_status_t on_am(void *arg, const void *header, size_t header_len, void *data, size_t len,
@@ -78,7 +90,7 @@ static ucs_status_t on_am_put(void *arg, const void *header, size_t header_len, 
         return UCS_OK;
     memcpy(&to, header, sizeof to);
     if (to >= base && len <= u->pool_bytes && to - base <= u->pool_bytes - len)
-        memcpy((char *)u->pool + (to - base), data, len);
+        copy(u, (char *)u->pool + (to - base), data, len);
     return UCS_OK;
 }
 
@@ -157,34 +169,63 @@ static int open_worker(Ucx *u, Err *err) {
     return s == UCS_OK ? 0 : err_set(err, E_UNSUPPORTED, "UCX worker: %s", ucs_status_string(s));
 }
 
+static const char *version(void) {
+    return ucp_get_version_string();
+}
+
+/* UCX sees by itself what kind of memory lies at an address, if it was built for that kind. */
+static int check_memory(const Ucx *u, const ucp_mem_attr_t *attr, Err *err) {
+    if (!u->device.at || attr->mem_type == UCS_MEMORY_TYPE_CUDA)
+        return 0;
+    return err_set(
+        err, E_UNSUPPORTED,
+        "UCX %s does not know GPU memory (it takes the KV pool for %s memory): a UCX with "
+        "CUDA support is needed",
+        version(), ucs_memory_type_names[attr->mem_type]);
+}
+
 static int open_pool(Ucx *u, uint64_t bytes, Err *err) {
     ucp_mem_map_params_t p = {.field_mask =
                                   UCP_MEM_MAP_PARAM_FIELD_LENGTH | UCP_MEM_MAP_PARAM_FIELD_FLAGS,
                               .length = bytes,
                               .flags = UCP_MEM_MAP_ALLOCATE};
-    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS};
+    ucp_mem_attr_t attr = {.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_MEM_TYPE};
+    if (u->device.at) {
+        p.field_mask |= UCP_MEM_MAP_PARAM_FIELD_ADDRESS;
+        p.address = u->device.at;
+        p.flags = 0;
+    }
     ucs_status_t s = ucp_mem_map(u->context, &p, &u->memory);
     if (s != UCS_OK)
-        return err_set(err, E_NOMEM, "UCX: cannot allocate a pool of %llu bytes: %s",
+        return err_set(err, E_NOMEM, "UCX %s: cannot take a pool of %llu bytes: %s", version(),
                        (unsigned long long)bytes, ucs_status_string(s));
     s = ucp_mem_query(u->memory, &attr);
+    if (s == UCS_OK && check_memory(u, &attr, err))
+        return E_UNSUPPORTED;
     u->pool = attr.address;
     u->pool_bytes = bytes;
     if (s == UCS_OK)
         s = ucp_rkey_pack(u->context, u->memory, &u->rkey, &u->rkey_len);
     if (s != UCS_OK)
-        return err_set(err, E_UNSUPPORTED, "UCX: cannot share the pool: %s", ucs_status_string(s));
-    memset(u->pool, 0, bytes);
+        return err_set(err, E_UNSUPPORTED, "UCX %s: cannot share the pool: %s", version(),
+                       ucs_status_string(s));
+    if (!u->device.at)
+        memset(u->pool, 0, bytes);
     return 0;
 }
 
-int ucx_open(Ucx *u, const char *transports, const char *devices, uint64_t pool_bytes,
-             UcxNoticeFn on_notice, void *arg, Err *err) {
-    *u = (Ucx){.event_fd = -1, .on_notice = on_notice, .arg = arg};
-    int rc = open_context(u, transports, devices, err);
+int ucx_open(Ucx *u, const KvLinkConf *conf, UcxNoticeFn on_notice, void *arg, Err *err) {
+    *u = (Ucx){.event_fd = -1,
+               .device = conf->memory,
+               .staged = strstr(conf->transports, "tcp") != NULL,
+               .on_notice = on_notice,
+               .arg = arg};
+    if (u->device.at)
+        u->device.enter(u->device.arg);
+    int rc = open_context(u, conf->transports, conf->devices, err);
     if (rc == 0)
         rc = open_worker(u, err);
-    return rc ? rc : open_pool(u, pool_bytes, err);
+    return rc ? rc : open_pool(u, conf->pool_bytes, err);
 }
 
 void ucx_close(Ucx *u) {
@@ -221,8 +262,17 @@ static void on_ep_error(void *arg, ucp_ep_h handle, ucs_status_t status) {
 /* UCX tells only in words what an endpoint does: "lane[0]: 3:posix/memory.0 ... am rma_bw#0". That
  * it writes into foreign memory shows in a line "put[0]: ..." of its older protocols, and in its
  * newer ones, which choose at the first put, by a lane for such writes. UCX counts TCP among those
- * lanes, though the other process has to take part. */
+ * lanes, though the other process has to take part. Lanes that write host memory are no use to a
+ * pool on a GPU. */
+static bool is_one_sided(const UcxEp *ep, const char *lane) {
+    if (!ep->ucx->device.at)
+        return strcmp(lane, "tcp") != 0;
+    const char *near = ep->watched ? "cuda_ipc" : "cuda_copy";
+    return !strcmp(lane, near) || !strncmp(lane, "rc_", 3) || !strncmp(lane, "dc_", 3);
+}
+
 static void learn_transport(UcxEp *ep) {
+    bool device = ep->ucx->device.at != NULL;
     char *text = NULL, *rest, flags[256];
     size_t len;
     FILE *f = open_memstream(&text, &len);
@@ -232,25 +282,27 @@ static void learn_transport(UcxEp *ep) {
     for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         char name[sizeof ep->transport];
         const char *lane = strstr(line, "lane[");
-        ep->one_sided |= strstr(line, " put[") != NULL;
+        ep->one_sided |= !device && strstr(line, " put[") != NULL;
         if (!lane || sscanf(lane, "lane[%*d]: %*d:%31[^/ ]%255[^\n]", name, flags) != 2)
             continue;
-        ep->one_sided |= strcmp(name, "tcp") != 0 && strstr(flags, " rma") != NULL;
-        if (!ep->transport[0])
+        bool writes = is_one_sided(ep, name) && strstr(flags, " rma") != NULL;
+        if (!ep->transport[0] || (device && writes && !ep->one_sided))
             memcpy(ep->transport, name, sizeof name);
+        ep->one_sided |= writes;
     }
     free(text);
 }
 
-int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn on_error,
-                void *arg) {
-    ucp_ep_params_t p = {.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS |
-                                       UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
-                                       UCP_EP_PARAM_FIELD_ERR_HANDLER,
-                         .address = address,
-                         .err_mode = UCP_ERR_HANDLING_MODE_PEER,
-                         .err_handler = {.cb = on_ep_error, .arg = ep}};
-    *ep = (UcxEp){.ucx = u, .on_error = on_error, .arg = arg};
+/* watched: the peer's death is noticed (error mode PEER). */
+static int ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, bool watched,
+                   UcxFn on_error, void *arg) {
+    ucp_ep_params_t p = {
+        .field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+                      UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = watched ? UCP_ERR_HANDLING_MODE_PEER : UCP_ERR_HANDLING_MODE_NONE,
+        .err_handler = {.cb = on_ep_error, .arg = ep}};
+    *ep = (UcxEp){.ucx = u, .watched = watched, .on_error = on_error, .arg = arg};
     if (ucp_ep_create(u->worker, &p, &ep->ep) != UCS_OK) {
         ep->ep = NULL;
         return E_PEER;
@@ -260,7 +312,12 @@ int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn 
         return E_MISMATCH;
     }
     learn_transport(ep);
-    return 0;
+    return u->device.at && !ep->one_sided && !u->staged ? E_UNSUPPORTED : 0;
+}
+
+int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn on_error,
+                void *arg) {
+    return ep_open(u, ep, address, rkey, true, on_error, arg);
 }
 
 static void on_ep_closed(void *request, ucs_status_t status, void *user) {
@@ -275,7 +332,7 @@ void ucx_ep_close(UcxEp *ep, UcxFn on_closed, void *arg) {
         return;
     ucp_request_param_t p = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK |
                                              UCP_OP_ATTR_FIELD_USER_DATA,
-                             .flags = UCP_EP_CLOSE_FLAG_FORCE,
+                             .flags = ep->watched ? UCP_EP_CLOSE_FLAG_FORCE : 0,
                              .cb.send = on_ep_closed,
                              .user_data = ep};
     ucp_ep_h handle = ep->ep;
@@ -300,6 +357,7 @@ typedef struct Pieces {
     void *arg;
     int status;
     size_t left;
+    char *bytes;   /* of a device: what is sent, in host memory */
     uint64_t to[]; /* headers */
 } Pieces;
 
@@ -312,6 +370,7 @@ static void on_piece(void *arg, int status) {
     UcxDoneFn done = all->done;
     void *done_arg = all->arg;
     int how = all->status;
+    free(all->bytes);
     free(all);
     done(done_arg, how);
 }
@@ -321,6 +380,11 @@ static void put_by_message(UcxEp *ep, const char *from, uint64_t to, uint64_t by
     size_t n = bytes ? (size_t)((bytes - 1) / PIECE_BYTES + 1) : 1;
     Pieces *all = xcalloc(1, sizeof *all + n * sizeof *all->to);
     *all = (Pieces){.done = done, .arg = arg, .left = n};
+    if (ep->ucx->device.at) {
+        all->bytes = xmalloc(bytes + 1);
+        copy(ep->ucx, all->bytes, from, bytes);
+        from = all->bytes;
+    }
     for (size_t i = 0; i < n; i++) { /* `all` is gone after the last */
         uint64_t at = (uint64_t)i * PIECE_BYTES, rest = bytes - at;
         if (!ep->ep) { /* closed by what the piece before made known */
@@ -406,13 +470,19 @@ static int copy_half(Ucx *u, UcxEp *ep, uint64_t bytes, int64_t end_ms) {
     return wait_for(u, &w, end_ms);
 }
 
-int ucx_selftest(Ucx *u, uint64_t bytes, double *gb_per_s) {
+/* Bytes that are known into the first half of the pool, or a look at what the second half has. */
+static bool second_half_is(Ucx *u, const uint8_t *want, uint8_t *have, uint64_t bytes) {
+    copy(u, have, (char *)u->pool + bytes, bytes);
+    return memcmp(want, have, bytes) == 0;
+}
+
+/* GPU memory of one process is not written as that of another is, and what copies within a GPU does
+ * not bear being watched: there the test shows that UCX and the GPU work together, and how fast. */
+static int copy_and_time(Ucx *u, uint64_t bytes, int64_t end, double *gb_per_s) {
     UcxEp ep;
     Wait closed = {0};
-    int64_t end = clock_now_ms() + SELFTEST_MS, rounds = 0;
-    for (uint64_t i = 0; i < bytes; i++)
-        ((uint8_t *)u->pool)[i] = (uint8_t)(i * 31 + 7);
-    int rc = ucx_ep_open(u, &ep, u->address, u->rkey, NULL, NULL);
+    int64_t rounds = 0;
+    int rc = ep_open(u, &ep, u->address, u->rkey, !u->device.at, NULL, NULL);
     memcpy(u->transport, ep.transport, sizeof u->transport);
     if (rc == 0)
         rc = copy_half(u, &ep, bytes, end); /* connects */
@@ -423,14 +493,26 @@ int ucx_selftest(Ucx *u, uint64_t bytes, double *gb_per_s) {
         spent = clock_now_us() - begin;
     }
     *gb_per_s = spent > 0 ? (double)bytes * (double)rounds / (double)spent * 1e-3 : 0;
-    while (rc == 0 && memcmp(u->pool, (char *)u->pool + bytes, bytes)) {
+    ucx_ep_close(&ep, on_wait_closed, &closed);
+    wait_for(u, &closed, clock_now_ms() + SELFTEST_MS);
+    ucx_ep_done(&ep);
+    return rc;
+}
+
+int ucx_selftest(Ucx *u, uint64_t bytes, double *gb_per_s) {
+    int64_t end = clock_now_ms() + SELFTEST_MS;
+    uint8_t *want = xmalloc(2 * bytes + 1), *have = want + bytes;
+    for (uint64_t i = 0; i < bytes; i++)
+        want[i] = (uint8_t)(i * 31 + 7);
+    copy(u, u->pool, want, bytes);
+    int rc = copy_and_time(u, bytes, end, gb_per_s);
+    while (rc == 0 && !second_half_is(u, want, have, bytes)) {
         ucx_progress(u); /* the last messages come after the flush */
         if (clock_now_ms() > end)
             rc = E_MISMATCH;
     }
-    ucx_ep_close(&ep, on_wait_closed, &closed);
-    wait_for(u, &closed, clock_now_ms() + SELFTEST_MS);
-    ucx_ep_done(&ep);
-    memset(u->pool, 0, 2 * bytes);
+    memset(want, 0, 2 * bytes);
+    copy(u, u->pool, want, 2 * bytes);
+    free(want);
     return rc;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/err.h"
+#include "proto/kvlink.h"
 
 #include <ucp/api/ucp.h>
 
@@ -19,6 +20,8 @@ typedef struct Ucx {
     ucp_context_h context;
     ucp_worker_h worker;
     ucp_mem_h memory;
+    KvMemory device; /* at NULL: the pool is host memory */
+    bool staged;     /* of a device: copies through host memory are allowed */
     void *pool;
     uint64_t pool_bytes;
     void *address; /* ucp_address_t */
@@ -36,14 +39,14 @@ typedef struct UcxEp {
     ucp_ep_h ep; /* NULL: never opened, or closing */
     ucp_rkey_h rkey;
     bool one_sided; /* puts go straight into the peer's memory */
+    bool watched;   /* fails when the peer dies */
     char transport[32];
     UcxFn on_error, on_closed;
     void *arg, *closed_arg;
 } UcxEp;
 
-/* Opens everything and allocates a zeroed pool that others on the host can map. */
-int ucx_open(Ucx *u, const char *transports, const char *devices, uint64_t pool_bytes,
-             UcxNoticeFn on_notice, void *arg, Err *err);
+/* Opens everything, and the pool that *conf describes. */
+int ucx_open(Ucx *u, const KvLinkConf *conf, UcxNoticeFn on_notice, void *arg, Err *err);
 void ucx_close(Ucx *u);
 
 /* Whether anything happened. */
@@ -51,7 +54,8 @@ bool ucx_progress(Ucx *u);
 /* Whether event_fd will tell of the next thing; false when something waits already. */
 bool ucx_arm(Ucx *u);
 
-/* ep must not move. on_error is called at most once, when UCX sees the peer fail. */
+/* ep must not move. on_error is called at most once, when UCX sees the peer fail. E_UNSUPPORTED
+ * when nothing writes from GPU to GPU and copies through host memory are not allowed. */
 int ucx_ep_open(Ucx *u, UcxEp *ep, const void *address, const void *rkey, UcxFn on_error,
                 void *arg);
 /* By force: what is in flight ends with an error. on_closed is called when the endpoint is gone.

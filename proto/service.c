@@ -49,9 +49,11 @@ void service_log_event(const BusPeer *peer, BusEvent event, const char *reason) 
 }
 
 int service_open_link(KvLink **out, const ServiceOpts *o, Loop *loop, uint64_t pool_bytes,
-                      KvNoticeFn on_notice, void *arg, double *gb_per_s, Err *err) {
+                      const KvMemory *memory, KvNoticeFn on_notice, void *arg, double *gb_per_s,
+                      Err *err) {
     KvLinkConf conf = {.loop = loop,
                        .pool_bytes = pool_bytes,
+                       .memory = *memory,
                        .transports = o->transports,
                        .devices = o->devices,
                        .timeout_ms = o->kv_timeout_ms,

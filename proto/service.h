@@ -42,7 +42,9 @@ typedef struct ServiceOpts {
          .key = "transports",                                                                      \
          .type = CONF_STR,                                                                         \
          .def = "",                                                                                \
-         .help = "UCX transports, such as \"tcp,self\"; empty: UCX chooses.",                      \
+         .help =                                                                                   \
+             "UCX transports, such as \"tcp,self\"; empty: UCX chooses. Pools in GPU memory go "   \
+             "through host memory only when tcp is named.",                                        \
          .offset = offsetof(T, field.transports)},                                                 \
         {.section = "kvlink",                                                                      \
          .key = "devices",                                                                         \
@@ -106,10 +108,12 @@ void service_log(const ServiceOpts *o, const char *program);
 /* One line for an event of the bus. */
 void service_log_event(const BusPeer *peer, BusEvent event, const char *reason);
 
-/* Opens the KV link with a pool of pool_bytes and measures it; *gb_per_s may be logged. E_LIMIT
- * with both numbers when it is slower than configured. */
+/* Opens the KV link with a pool of pool_bytes, in *memory or, where that has none, in host memory,
+ * and measures it; *gb_per_s may be logged. E_LIMIT with both numbers when it is slower than
+ * configured. */
 int service_open_link(KvLink **out, const ServiceOpts *o, Loop *loop, uint64_t pool_bytes,
-                      KvNoticeFn on_notice, void *arg, double *gb_per_s, Err *err);
+                      const KvMemory *memory, KvNoticeFn on_notice, void *arg, double *gb_per_s,
+                      Err *err);
 
 /* Connects to all endpoints of a comma-separated list, again and again until wait_ms have passed
  * while some do not answer. Each later call of the link takes at most timeout_ms. E_INVAL for an

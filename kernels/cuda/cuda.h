@@ -29,6 +29,7 @@ typedef enum CudaUse {
     CUDA_WORK_TOPK,  /* zero at first */
     CUDA_WORK_ATTN,
     CUDA_WORK_MOE,
+    CUDA_WORK_HASH,
     CUDA_N_WORK
 } CudaUse;
 
@@ -51,6 +52,7 @@ struct Dev {
     CudaGroup *group;
     cudaStream_t stream;
     cudaEvent_t done; /* of cuda_finish */
+    cudaEvent_t mark[2];
     CudaBuf work[CUDA_N_WORK];
 
     /* the current batch: `rows` has the device's addresses, pos and seq [max_rows], page_table
@@ -142,6 +144,12 @@ void cuda_download(Dev *d, const Tensor *t, void *host);
 int cuda_pool_new(Dev *d, uint64_t bytes, void **out, Err *err);
 void cuda_pool_free(Dev *d, void *pool);
 void cuda_kv_bind(Dev *d, const KvLayout *layout, void *pool);
+void cuda_pool_enter(const Dev *d);
+void cuda_pool_copy(const Dev *d, void *to, const void *from, uint64_t bytes);
+void cuda_mark(Dev *d, int number);
+void cuda_reach(Dev *d, int number);
+void cuda_kv_hash(Dev *d, const int *index_slot, const int32_t *page, const int32_t *n_rows, int n,
+                  uint64_t *hash);
 void cuda_batch_set(Dev *d, const OpsBatch *batch);
 
 /* ---- attention and experts: cuda_attend.c, cuda_experts.c ---- */

@@ -141,6 +141,19 @@ void cuda_store_latent(const CudaRows *rows, CudaPages to, CudaView kv, int lora
                        cudaStream_t stream);
 void cuda_store_keys(const CudaRows *rows, CudaPages to, CudaView key, cudaStream_t stream);
 
+/* sum[i] += the terms of kv_hash.h over rows [0, n_rows[i]) of page[i]; everything on the device.
+ */
+typedef struct CudaPageSums {
+    KvLayout layout;
+    const uint8_t *pool;
+    const int32_t *index_slot; /* [layout.n_slots] */
+    const int32_t *page, *n_rows;
+    int n;
+    unsigned long long *sum; /* [n] */
+} CudaPageSums;
+
+void cuda_page_sums(const CudaPageSums *s, cudaStream_t stream);
+
 /* ---- ranks ---- */
 
 /* What all ranks have published: part[r][rows, cols], dense. */

@@ -70,6 +70,16 @@ void cuda_finish(Dev *d) {
     cuda_wait_event(d->done);
 }
 
+void cuda_mark(Dev *d, int number) {
+    cuda_enter(d);
+    cuda_must(cudaEventRecord(d->mark[number], d->stream), "marking work");
+}
+
+void cuda_reach(Dev *d, int number) {
+    cuda_enter(d);
+    cuda_wait_event(d->mark[number]);
+}
+
 /* ---- what the machine must offer ---- */
 
 static int check_driver(int *n_devices, Err *err) {
@@ -166,6 +176,8 @@ static int open_rank(Dev *d, const DevConf *conf, int rank, int n_devices, Err *
         e = cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
         e = cudaEventCreateWithFlags(&d->done, cudaEventDisableTiming);
+    for (int i = 0; i < 2 && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&d->mark[i], cudaEventDisableTiming);
     if (e != cudaSuccess)
         return err_set(err, E_IO, "cuda: GPU %d: %s", d->device, cudaGetErrorString(e));
     return alloc_all(d, err);
@@ -204,6 +216,9 @@ static void close_rank(Dev *d) {
     for (int i = 0; i < CUDA_N_WORK; i++)
         cuda_free(d, d->work[i].at);
     cuda_free(d, d->token);
+    for (int i = 0; i < 2; i++)
+        if (d->mark[i])
+            cudaEventDestroy(d->mark[i]);
     if (d->done)
         cudaEventDestroy(d->done);
     if (d->stream)

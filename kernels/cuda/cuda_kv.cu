@@ -2,6 +2,7 @@
  * number is read and written once, so the time is a launch. */
 #include "kernels/cuda/cuda_base.h"
 #include "kernels/cuda/cuda_mma.cuh"
+#include "kernels/kv_hash.h"
 
 #include <float.h>
 #include <math.h>
@@ -110,4 +111,30 @@ void cuda_store_latent(const CudaRows *rows, CudaPages to, CudaView kv, int lora
 void cuda_store_keys(const CudaRows *rows, CudaPages to, CudaView key, cudaStream_t stream) {
     launch(store_keys_kernel, dim3((unsigned)rows->rows), THREADS, 0, stream, false, *rows, to,
            key);
+}
+
+/* ---- what pages hash to ---- */
+
+/* A block for each layer slot and page; each byte is read once. */
+__global__ __launch_bounds__(THREADS) void page_sums(CudaPageSums s) {
+    int slot = (int)blockIdx.x, at = (int)blockIdx.y;
+    KvRange range[3];
+    int n =
+        kv_layout_ranges(&s.layout, slot, s.index_slot[slot], s.page[at], 0, s.n_rows[at], range);
+    unsigned long long sum = 0;
+    for (int r = 0; r < n; r++) {
+        const uint32_t *w = reinterpret_cast<const uint32_t *>(s.pool + range[r].offset);
+        uint32_t words = (uint32_t)(range[r].bytes / 4), key = kv_hash_key(slot, r);
+        for (uint32_t i = threadIdx.x; 2 * i < words; i += THREADS)
+            sum += kv_hash_pair(key, i, w[2 * i], 2 * i + 1 < words ? w[2 * i + 1] : 0);
+    }
+    for (int d = 16; d > 0; d /= 2)
+        sum += __shfl_xor_sync(~0u, sum, d);
+    if (threadIdx.x % 32 == 0)
+        atomicAdd(&s.sum[at], sum);
+}
+
+void cuda_page_sums(const CudaPageSums *s, cudaStream_t stream) {
+    page_sums<<<dim3((unsigned)s->layout.n_slots, (unsigned)s->n), THREADS, 0, stream>>>(*s);
+    cuda_must(cudaGetLastError(), "page sums");
 }

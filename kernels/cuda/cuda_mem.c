@@ -1,9 +1,12 @@
 /* Memory of a rank's device: allocation, workspace, staging, tensors, matrices, the pool, the
  * current batch. Runs on the rank's thread. */
 #include "kernels/cuda/cuda.h"
+#include "kernels/kv_hash.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+enum { HASH_PAGES = 4096 }; /* at a time */
 
 static double gib(size_t bytes) {
     return (double)bytes / (double)(1 << 30);
@@ -272,6 +275,52 @@ void cuda_kv_bind(Dev *d, const KvLayout *layout, void *pool) {
         cuda_die("the KV pool is not in GPU memory");
     d->kv = *layout;
     d->pool = pool;
+}
+
+void cuda_pool_enter(const Dev *d) {
+    cuda_enter(d);
+}
+
+/* Within the pool the copy alone may return before it is done. */
+void cuda_pool_copy(const Dev *d, void *to, const void *from, uint64_t bytes) {
+    cuda_enter(d);
+    cuda_must(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "copying the pool");
+    cuda_must(cudaStreamSynchronize(cudaStreamLegacy), "copying the pool");
+}
+
+/* Sums of up to HASH_PAGES pages; see kv_hash.h. */
+static void hash_some(Dev *d, const int *index_slot, const int32_t *page, const int32_t *n_rows,
+                      int n, uint64_t *hash) {
+    size_t slots = (size_t)d->kv.n_slots, pages = (size_t)n, ints = slots + 2 * pages;
+    int32_t *all = xmalloc(ints * sizeof *all);
+    memcpy(all, index_slot, slots * sizeof *all);
+    memcpy(all + slots, page, pages * sizeof *all);
+    memcpy(all + slots + pages, n_rows, pages * sizeof *all);
+    const int32_t *on = (const int32_t *)cuda_stage(d, all, 0, ints * sizeof *all, 1);
+    free(all);
+    void *sum = cuda_work(d, CUDA_WORK_HASH, HASH_PAGES * sizeof *hash);
+    Tensor sums = {.at = sum, .dtype = DT_I32, .rows = 1, .cols = 2 * n, .ld = 2 * n};
+    CudaPageSums s = {.layout = d->kv,
+                      .pool = d->pool,
+                      .index_slot = on,
+                      .page = on + slots,
+                      .n_rows = on + slots + pages,
+                      .n = n,
+                      .sum = sum};
+    cuda_must(cudaMemsetAsync(sum, 0, pages * sizeof *hash, d->stream), "hashing");
+    cuda_page_sums(&s, d->stream);
+    cuda_download(d, &sums, hash);
+    for (int i = 0; i < n; i++)
+        hash[i] = kv_hash_end(hash[i], n_rows[i]);
+}
+
+void cuda_kv_hash(Dev *d, const int *index_slot, const int32_t *page, const int32_t *n_rows, int n,
+                  uint64_t *hash) {
+    cuda_enter(d);
+    for (int i = 0; i < n; i += HASH_PAGES) {
+        int most = n - i < HASH_PAGES ? n - i : HASH_PAGES;
+        hash_some(d, index_slot, page + i, n_rows + i, most, hash + i);
+    }
 }
 
 CudaPages cuda_latent_pages(const Dev *d, int slot) {

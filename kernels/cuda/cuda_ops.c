@@ -130,6 +130,7 @@ static void op_moe_route(Dev *d, Tensor id, Tensor weight, Tensor logits, Tensor
 
 static const Ops table = {
     .name = "cuda",
+    .device_memory = true,
     .open = cuda_open,
     .close = cuda_close,
     .mat_load = cuda_mat_load,
@@ -143,6 +144,11 @@ static const Ops table = {
     .download = cuda_download,
     .pool_new = cuda_pool_new,
     .pool_free = cuda_pool_free,
+    .pool_enter = cuda_pool_enter,
+    .pool_copy = cuda_pool_copy,
+    .mark = cuda_mark,
+    .reach = cuda_reach,
+    .kv_hash = cuda_kv_hash,
     .kv_bind = cuda_kv_bind,
     .batch_set = cuda_batch_set,
     .embed = op_embed,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what tests/gpu/build.sh made: tests/gpu/run.sh [tests|model|bench|all]. One line per program;
+# Runs what tests/gpu/build.sh made: tests/gpu/run.sh [tests|model|serve|bench|all]. One line per program;
 # logs and tables go to $OUT (default build/gpu/out). Fails when a test does.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
@@ -48,6 +48,13 @@ if [ "$what" = model ] || [ "$what" = all ]; then
         --backend cuda --kv $kv
     done
   done
+fi
+# The daemons themselves, when they have travelled along.
+if [ "$what" = serve ] || { [ "$what" = all ] && [ -x "$bin/baton-decode" ]; }; then
+  for d in router prefill decode expertd; do
+    mkdir -p "$bin/daemons/$d" && ln -sf "../../baton-$d" "$bin/daemons/$d/baton-$d"
+  done
+  timeout 400 python3 tests/gpu/serve.py "$PWD/$bin/daemons" "$out/serve" || bad=1
 fi
 if [ "$what" = bench ] || [ "$what" = all ]; then
   for b in "$bin"/bench_gpu_*; do

@@ -2,6 +2,7 @@
 #include "decode_rig.h"
 
 #include "base/log.h"
+#include "kernels/kv_hash.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -124,6 +125,13 @@ bool rig_task(void) {
     return true;
 }
 
+void engine_kv_hash(Engine *e, const int32_t *page, const int32_t *n_rows, int n, uint64_t *hash) {
+    Rig *r = (Rig *)e;
+    for (int i = 0; i < n; i++)
+        hash[i] =
+            kv_hash_page(&r->runtime.layout, r->shape.index_slot, r->pool, page[i], n_rows[i]);
+}
+
 int engine_step(Engine *e, const OpsBatch *b, EngineRow *rows, int n_rows,
                 const ForwardProbe *probe, Err *err) {
     (void)e, (void)probe;
@@ -215,7 +223,8 @@ Rig *rig_open(const DecodeLimits *limits, bool remote) {
         routers[i].hello.name = (char *)"router";
     }
     r->shape = (Shape){.n_layers = 2, .vocab = RIG_VOCAB, .index_slot = {0, -1}};
-    r->runtime = (Runtime){.shape = &r->shape,
+    r->runtime = (Runtime){.engine = (Engine *)r,
+                           .shape = &r->shape,
                            .n_tokens = RIG_TOKENS,
                            .n_remote = remote ? 3 : 0,
                            .fingerprint = 0xf00d,
@@ -309,12 +318,11 @@ void rig_ready(Rig *r, uint64_t id, int32_t first, void (*edit)(Baton__KvReady *
     Baton__KvReady m = BATON__KV_READY__INIT;
     Baton__TokenOut token = BATON__TOKEN_OUT__INIT;
     uint64_t hash[RIG_PAGES];
-    KvHash *h = kv_hash_new(&r->runtime.layout, r->shape.index_slot);
     assert_non_null(q);
     m.n_page_hash = (size_t)q->n_granted;
     for (int i = 0; i < q->n_granted; i++)
-        hash[i] = kv_hash_page(h, r->pool, q->page[i], kv_page_rows(q->n_prompt, i));
-    kv_hash_free(h);
+        hash[i] = kv_hash_page(&r->runtime.layout, r->shape.index_slot, r->pool, q->page[i],
+                               kv_page_rows(q->n_prompt, i));
     m.page_hash = hash;
     m.ticket = q->ticket;
     m.generation = RIG_GENERATION;

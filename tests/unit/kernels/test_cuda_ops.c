@@ -1,6 +1,7 @@
 /* Matrices, linear layers, norms, rotation, routing, KV rows and ranks of the CUDA backend against
  * the reference: poisoned outputs, odd shapes and slices, every stored format, equal bits in every
  * batch and in every run. */
+#include "kernels/kv_hash.h"
 #include "tests/unit/kernels/cuda_side.h"
 
 #include <math.h>
@@ -353,6 +354,48 @@ static void test_routing(void **state) {
 
 /* ---- KV rows ---- */
 
+/* Pages of any number of rows hash as on the host. */
+static void hash_case(const Side *gpu, const KvLayout *l, const uint8_t *host) {
+    enum { N = 66 };
+    static const int index_slot[] = {0, 1, -1};
+    int32_t page[N], n_rows[N];
+    uint64_t hash[N];
+    for (int i = 0; i < N; i++) {
+        page[i] = (i * 5) % (PAGES + 1);
+        n_rows[i] = i < 65 ? i : 64;
+    }
+    gpu->ops->kv_hash(gpu->dev, index_slot, page, n_rows, N, hash);
+    for (int i = 0; i < N; i++)
+        assert_true(hash[i] == kv_hash_page(l, index_slot, host, page[i], n_rows[i]));
+}
+
+/* Bytes to the pool, within it, and back, from a thread that is not the rank's. */
+static void *copy_around(void *arg) {
+    const Side *gpu = arg;
+    uint8_t from[512], to[512] = {0}, *pool;
+    Err err;
+    for (int i = 0; i < 512; i++)
+        from[i] = (uint8_t)(i * 7);
+    gpu->ops->pool_enter(gpu->dev);
+    assert_int_equal(gpu->ops->pool_new(gpu->dev, 2048, (void **)&pool, &err), 0);
+    gpu->ops->pool_copy(gpu->dev, pool + 3, from, 512);
+    gpu->ops->pool_copy(gpu->dev, pool + 1024, pool + 3, 512);
+    gpu->ops->pool_copy(gpu->dev, to, pool + 1024, 512);
+    gpu->ops->pool_free(gpu->dev, pool);
+    return memcmp(from, to, 512) ? "differs" : NULL;
+}
+
+static void test_pool_copy(void **state) {
+    (void)state;
+    Side gpu = cuda_side(4, 64);
+    pthread_t t;
+    void *what;
+    assert_int_equal(pthread_create(&t, NULL, copy_around, &gpu), 0);
+    pthread_join(t, &what);
+    assert_null(what);
+    side_close(&gpu);
+}
+
 /* The whole pool afterwards, byte for byte: what was written and what was not. */
 static void kv_case(Dtype dtype) {
     enum { N = 70, SLOTS = 3 };
@@ -392,6 +435,7 @@ static void kv_case(Dtype dtype) {
     memcpy(got, host, bytes);
     gpu.ops->download(gpu.dev, &all, got);
     assert_memory_equal(host, got, bytes);
+    hash_case(&gpu, &l, host);
     gpu_free(&gpu, &gkv, 2), gpu_free(&gpu, &gkey, 1);
     gpu.ops->pool_free(gpu.dev, pool);
     free(kv.at), free(key.at), free(host), free(got);
@@ -514,6 +558,7 @@ int main(void) {
         cmocka_unit_test(test_rope_at_a_million),
         cmocka_unit_test(test_routing),
         cmocka_unit_test(test_kv_rows),
+        cmocka_unit_test(test_pool_copy),
         cmocka_unit_test(test_ranks),
         cmocka_unit_test(test_too_much_memory),
     };

@@ -2,6 +2,7 @@
 #include "prefill_rig.h"
 
 #include "base/log.h"
+#include "kernels/kv_hash.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -133,6 +134,13 @@ static void record_step(const OpsBatch *b) {
     for (int i = 0; i < b->n_tok; i++)
         if (rig_step.n_tokens[b->seq[i]]++ == 0)
             rig_step.pos[b->seq[i]] = b->pos[i];
+}
+
+void engine_kv_hash(Engine *e, const int32_t *page, const int32_t *n_rows, int n, uint64_t *hash) {
+    Rig *r = (Rig *)e;
+    for (int i = 0; i < n; i++)
+        hash[i] =
+            kv_hash_page(&r->runtime.layout, r->shape.index_slot, r->pool, page[i], n_rows[i]);
 }
 
 int engine_step(Engine *e, const OpsBatch *b, EngineRow *rows, int n_rows,
@@ -349,7 +357,8 @@ Rig *rig_open(const PrefillLimits *limits, bool remote) {
         routers[i].hello.name = (char *)"router";
     }
     r->shape = (Shape){.n_layers = RIG_LAYERS, .vocab = RIG_VOCAB, .index_slot = {-1, 0}};
-    r->runtime = (Runtime){.shape = &r->shape,
+    r->runtime = (Runtime){.engine = (Engine *)r,
+                           .shape = &r->shape,
                            .n_tokens = RIG_TOKENS,
                            .n_remote = remote ? 3 : 0,
                            .fingerprint = 0xf00d};

@@ -1,6 +1,8 @@
 /* A prompt's way through prefill: taken or refused, computed in chunks, pushed, handed over. */
 #include "prefill_rig.h"
 
+#include "kernels/kv_hash.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -37,13 +39,12 @@ static PrefillState state_of(const Rig *r, uint64_t id) {
 /* ---- the good way ---- */
 
 static void check_hashes(const Rig *r, const Baton__KvReady *m, uint64_t id, int n_prompt) {
-    KvHash *h = kv_hash_new(&r->runtime.layout, r->shape.index_slot);
     const PrefillRequest *q = r->p.first;
     assert_int_equal(q->id, id);
     for (size_t i = 0; i < m->n_page_hash; i++)
-        assert_true(m->page_hash[i] ==
-                    kv_hash_page(h, r->pool, q->page[i], kv_page_rows(n_prompt, (int)i)));
-    kv_hash_free(h);
+        assert_true(m->page_hash[i] == kv_hash_page(&r->runtime.layout, r->shape.index_slot,
+                                                    r->pool, q->page[i],
+                                                    kv_page_rows(n_prompt, (int)i)));
 }
 
 static void test_chunks_are_pushed_and_handed_over(void **state) {

@@ -30,17 +30,19 @@ static void test_the_link_is_measured(void **state) {
     Loop *loop = loop_new();
     ServiceOpts o = opts();
     KvLink *link = NULL;
+    const KvMemory host = {0};
     double rate = 0;
     uint64_t bytes;
-    assert_int_equal(service_open_link(&link, &o, loop, 8 << 20, on_notice, NULL, &rate, &err), 0);
+    assert_int_equal(
+        service_open_link(&link, &o, loop, 8 << 20, &host, on_notice, NULL, &rate, &err), 0);
     assert_true(rate > 0);
     assert_non_null(kvlink_pool(link, &bytes));
     assert_true(bytes >= 8 << 20);
     kvlink_close(link);
     link = NULL;
     o.min_gb_per_s = 1e6;
-    assert_int_equal(service_open_link(&link, &o, loop, 8 << 20, on_notice, NULL, &rate, &err),
-                     E_LIMIT);
+    assert_int_equal(
+        service_open_link(&link, &o, loop, 8 << 20, &host, on_notice, NULL, &rate, &err), E_LIMIT);
     assert_non_null(strstr(err.text, "asks for 1000000.00"));
     assert_null(link);
     loop_free(loop);

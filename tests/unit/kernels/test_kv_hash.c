@@ -1,6 +1,6 @@
 /* Page hashes: equal for equal KV wherever it stands, different for any byte of a present row,
  * blind to rows that are not there. And the arithmetic of pages. */
-#include "model/kv_hash.h"
+#include "kernels/kv_hash.h"
 
 #include "base/err.h"
 
@@ -19,7 +19,6 @@ static const int INDEX_SLOT[LAYERS] = {0, -1, 1};
 typedef struct Pool {
     KvLayout layout;
     uint8_t *bytes;
-    KvHash *hash;
 } Pool;
 
 static Pool pool_new(Dtype dtype, int n_pages) {
@@ -31,13 +30,15 @@ static Pool pool_new(Dtype dtype, int n_pages) {
                          .index_dim = 16,
                          .n_pages = n_pages}};
     p.bytes = xcalloc(1, kv_pool_bytes(&p.layout));
-    p.hash = kv_hash_new(&p.layout, INDEX_SLOT);
     return p;
 }
 
 static void pool_done(Pool *p) {
-    kv_hash_free(p->hash);
     free(p->bytes);
+}
+
+static uint64_t hash_page(const Pool *p, int32_t page, int rows) {
+    return kv_hash_page(&p->layout, INDEX_SLOT, p->bytes, page, rows);
 }
 
 /* All bytes of rows [0, rows) of a page, in order. */
@@ -61,9 +62,9 @@ static void test_equal_kv_hashes_equal_anywhere(void **state) {
         memset(b.bytes, 0xaa, kv_pool_bytes(&b.layout));
         fill(&a, 1, 40, 3);
         fill(&b, 7, 40, 3);
-        assert_true(kv_hash_page(a.hash, a.bytes, 1, 40) == kv_hash_page(b.hash, b.bytes, 7, 40));
-        assert_true(kv_hash_page(a.hash, a.bytes, 1, 40) != kv_hash_page(a.hash, a.bytes, 1, 41));
-        assert_true(kv_hash_page(a.hash, a.bytes, 1, 40) != kv_hash_page(a.hash, a.bytes, 2, 40));
+        assert_true(hash_page(&a, 1, 40) == hash_page(&b, 7, 40));
+        assert_true(hash_page(&a, 1, 40) != hash_page(&a, 1, 41));
+        assert_true(hash_page(&a, 1, 40) != hash_page(&a, 2, 40));
         pool_done(&a);
         pool_done(&b);
     }
@@ -74,7 +75,7 @@ static void test_every_byte_of_a_row_counts_and_no_other(void **state) {
     for (int t = 0; t < 3; t++) {
         Pool p = pool_new(DTYPES[t], 2);
         fill(&p, 1, 64, 5);
-        uint64_t before = kv_hash_page(p.hash, p.bytes, 1, 3), size = kv_pool_bytes(&p.layout);
+        uint64_t before = hash_page(&p, 1, 3), size = kv_pool_bytes(&p.layout);
         uint8_t *inside = xcalloc(1, size);
         for (int layer = 0; layer < LAYERS; layer++) {
             KvRange r[3];
@@ -84,7 +85,7 @@ static void test_every_byte_of_a_row_counts_and_no_other(void **state) {
         }
         for (uint64_t at = 0; at < size; at++) {
             p.bytes[at] ^= 0x10;
-            bool same = kv_hash_page(p.hash, p.bytes, 1, 3) == before;
+            bool same = hash_page(&p, 1, 3) == before;
             assert_int_equal(same, !inside[at]);
             p.bytes[at] ^= 0x10;
             if (!inside[at])
