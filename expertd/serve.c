@@ -54,7 +54,7 @@ struct Serve {
     int64_t inside_us;             /* worker: of small calls inside of the current large one */
     double rate_bytes, rate_s;     /* worker: read and computed lately, older parts count less */
     int64_t rate_us;               /* worker: when they were brought up to date */
-    StatCounter *calls, *refused, *rows, *bytes;
+    StatCounter *calls, *refused, *rows, *bytes, *inside;
     StatCounter *by_message, *by_ring;
     StatGauge *rate, *depth;
     StatHist *wait_s, *compute_s, *reply_s, *call_rows, *call_experts;
@@ -142,8 +142,10 @@ static void on_opening(void *arg) {
     Call *c = NULL;
     if (s->shm)
         take_ring_calls(s);
-    for (int i = 0; i < INSIDE && (c = order_pop_small(s->order)); i++)
+    for (int i = 0; i < INSIDE && (c = order_pop_small(s->order)); i++) {
         work(s, c);
+        stat_add(s->inside, 1);
+    }
     s->inside_us += clock_now_us() - begin;
 }
 
@@ -400,6 +402,8 @@ static void open_stats(Serve *s) {
                                  "Accepted calls by the way they came.");
     s->by_ring = stat_counter("baton_expert_path_calls_total", "path=\"shm\"",
                               "Accepted calls by the way they came.");
+    s->inside = stat_counter("baton_expert_inside_total", "",
+                             "Small calls computed in the middle of a large one.");
     s->rows = stat_counter("baton_expert_rows_total", "", "Tokens in accepted expert calls.");
     s->wait_s = stat_hist_seconds("baton_expert_wait_seconds", "",
                                   "From the arrival of a call to the begin of its computation.");

@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import time
+import urllib.request
 
 import pytest
 
@@ -12,6 +13,7 @@ from cluster import BUILD, ROOT, SLOW, WRAP, free_ports
 
 EXPERTD = os.path.join(BUILD, "expertd/baton-expertd")
 LOAD = os.path.join(BUILD, "tests/expert_load")
+BATON = os.path.join(BUILD, "deploy/baton/baton")
 ENDS = 200 if SLOW == 1 else 20
 
 
@@ -40,6 +42,11 @@ def load(endpoint, transport="auto", calls=0):
     return subprocess.Popen(WRAP + [LOAD, endpoint, transport, "2", "16", str(calls)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+def metric(admin, name):
+    with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=5 * SLOW) as r:
+        return next(float(x.split()[-1]) for x in r.read().decode().splitlines() if x.startswith(name + " "))
+
+
 def under_way(p):
     """The path of its calls, once one of each size is answered."""
     line = p.stdout.readline().strip()
@@ -50,6 +57,15 @@ def under_way(p):
 def outcome(p, seconds=10):
     text = p.communicate(timeout=seconds * SLOW)[0]
     return p.returncode, text
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Options of an expertd of expert files."""
+    out = tmp_path_factory.mktemp("experts")
+    subprocess.run(WRAP + [BATON, "pack", "--model", "tests/models/tiny-glm52/fp8", "--out", out, "--group", "64"], cwd=ROOT, check=True,
+                   stdout=subprocess.DEVNULL, timeout=120 * SLOW)
+    return "model.dir=", f"experts.files={out}"
 
 
 @pytest.fixture
@@ -92,6 +108,19 @@ def test_small_and_large_calls_in_turn(place, transport):
     for p in loads:
         code, text = outcome(p, 60)
         assert code == 0, text
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq"])
+def test_small_calls_inside_of_large_ones(place, files, transport):
+    """Each caller's answers stay the same bits, whatever another's call was computed in the middle of."""
+    folder, endpoint, admin, procs = place
+    procs.append(start(folder, endpoint, admin, *files))
+    loads = [load(endpoint, transport, 1000) for _ in range(3)]
+    procs += loads
+    for p in loads:
+        code, text = outcome(p, 60)
+        assert code == 0, text
+    assert metric(admin, "baton_expert_inside_total") > 20
 
 
 def test_both_paths_give_the_same_bits(place):

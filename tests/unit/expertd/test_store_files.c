@@ -2,8 +2,8 @@
 #include "expertd/speed.h"
 #include "expertd/store.h"
 #include "model/expert_file_int.h"
-#include "model/expert_pack.h"
 #include "model/place.h"
+#include "tests/unit/expertd/packed.h"
 
 #include <xxhash.h>
 
@@ -20,43 +20,24 @@
 
 #include <cmocka.h>
 
-enum { HIDDEN = 256, N = 70, K = 4, FIRST = 1, LAYERS = 9 };
+enum { HIDDEN = PACKED_HIDDEN, N = 70, K = 4 };
 
-static char dir[64];
-static Weights *weights;
-
-static void layer_path(char *path, int layer) {
-    expert_file_path(path, 128, dir, layer);
-}
+static Packed packed;
 
 static int setup(void **state) {
     (void)state;
-    snprintf(dir, sizeof dir, "/tmp/baton-store-XXXXXX");
-    assert_non_null(mkdtemp(dir));
-    assert_int_equal(weights_open(&weights, "tests/models/tiny-glm52/fp8", NULL), 0);
-    ExpertPackConf c = {
-        .weights = weights, .dir = dir, .geom = {HIDDEN, 128, 8, 64, IQ_SCALE_F16}, .threads = 2};
-    for (int l = FIRST; l < LAYERS; l++) {
-        ExpertPackResult r;
-        assert_int_equal(expert_pack_layer(&c, l, &r, NULL), 0);
-    }
+    packed_new(&packed, 8, 64);
     return 0;
 }
 
 static int teardown(void **state) {
     (void)state;
-    weights_close(weights);
-    char path[128];
-    for (int l = FIRST; l < LAYERS; l++) {
-        layer_path(path, l);
-        unlink(path);
-    }
-    rmdir(dir);
+    packed_free(&packed);
     return 0;
 }
 
 static StoreConf conf_of(int shard, int n_shards, const char *device) {
-    return (StoreConf){.files = dir,
+    return (StoreConf){.files = packed.dir,
                        .device = device,
                        .shard = shard,
                        .n_shards = n_shards,
@@ -87,10 +68,10 @@ static void exact(int layer, Call *c, float *y) {
     StoreConf conf = {
         .backend = "cpu", .device = "none", .n_shards = 1, .threads = 1, .node = -1, .max_rows = N};
     Store *s;
-    assert_int_equal(store_open(&s, weights, &conf, NULL), 0);
+    assert_int_equal(store_open(&s, packed.weights, &conf, NULL), 0);
     store_compute(s, layer, N, K, c->x, c->id, c->weight, y, NULL, NULL);
     assert_string_equal(store_format(s), "checkpoint");
-    assert_true(store_model_id(s) == weights_id(weights));
+    assert_true(store_model_id(s) == weights_id(packed.weights));
     store_close(s);
 }
 
@@ -115,7 +96,7 @@ static void test_shards_sum_to_the_checkpoint(void **state) {
             Store *s;
             assert_int_equal(store_open(&s, NULL, &conf, NULL), 0);
             assert_int_equal(store_selftest(s, NULL), 0);
-            assert_true(store_model_id(s) == weights_id(weights));
+            assert_true(store_model_id(s) == weights_id(packed.weights));
             assert_int_equal(store_fingerprint(s), 0);
             assert_string_equal(store_format(s), "int8-g64-f16");
             assert_int_equal(store_n_experts(s), 8 * 16);
@@ -176,19 +157,16 @@ static void test_files_that_do_not_fit(void **state) {
     conf = conf_of(0, 1, "none");
     conf.files = "/tmp";
     refused(&conf, E_NOTFOUND, "no expert files");
-    conf.files = dir;
-    layer_path(path, 4);
+    conf.files = packed.dir;
+    packed_path(&packed, 4, path);
     snprintf(other, sizeof other, "%s.away", path);
     assert_int_equal(rename(path, other), 0); /* a gap */
     refused(&conf, E_NOTFOUND, "layer-004.experts");
-    layer_path(one, 5);
+    packed_path(&packed, 5, one);
     assert_int_equal(link(one, path), 0); /* another layer under its name */
     refused(&conf, E_MISMATCH, "the file of layer 4 holds layer 5");
     unlink(path);
-    ExpertPackConf c = {
-        .weights = weights, .dir = dir, .geom = {HIDDEN, 128, 4, 64, IQ_SCALE_F16}, .threads = 2};
-    ExpertPackResult r;
-    assert_int_equal(expert_pack_layer(&c, 4, &r, NULL), 0); /* another geometry */
+    packed_write(&packed, 4, 4); /* another geometry */
     refused(&conf, E_MISMATCH, "layer 4 is of another geometry than layer 1");
     unlink(path);
     assert_int_equal(rename(other, path), 0);
