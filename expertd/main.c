@@ -159,12 +159,13 @@ static int report_memory(App *a, Err *err) {
     char where[64] = "on nodes that the system does not tell";
     if (r.node >= 0)
         snprintf(where, sizeof where, "%.2f GiB on node %d", (double)r.local_bytes / gib, r.node);
-    LOG_INFO("memory: %.2f GiB, %.2f GiB in huge pages%s, %s, %s%s", (double)m->bytes / gib,
-             (double)r.huge_bytes / gib, m->reserved ? " (reserved)" : "", where,
+    LOG_INFO("memory: %.2f GiB, %.2f GiB in huge pages%s, %s, %s%s; %.2f GiB more for calls",
+             (double)m->bytes / gib, (double)r.huge_bytes / gib, m->reserved ? " (reserved)" : "",
+             where,
              m->bound   ? "bound"
              : node < 0 ? "any node will do"
                         : "not bound: ",
-             m->unbound);
+             m->unbound, (double)store_work_bytes(a->store) / gib);
     stat_set(stat_gauge("baton_expert_huge_bytes", "", "Weights in huge pages."),
              (double)r.huge_bytes);
     stat_set(stat_gauge("baton_expert_local_bytes", "", "Weights on the configured NUMA node."),

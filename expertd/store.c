@@ -134,6 +134,10 @@ uint64_t store_weight_bytes(const Store *s) {
     return s->files ? store_files_bytes(s->files) : store_checkpoint_bytes(s->checkpoint);
 }
 
+uint64_t store_work_bytes(const Store *s) {
+    return s->files ? store_files_work_bytes(s->files) : 0;
+}
+
 StoreFiles *store_files(Store *s) {
     return s->files;
 }

@@ -41,6 +41,7 @@ const char *store_kernel(const Store *s);    /* what computes: "cpu-avx512", "am
 const Ops *store_ops(const Store *s);        /* checkpoint: the backend taken; NULL with files */
 int store_n_experts(const Store *s);         /* held, over all layers */
 uint64_t store_weight_bytes(const Store *s); /* of the slices as stored */
+uint64_t store_work_bytes(const Store *s);   /* with files: what calls may take beside; else 0 */
 const NodeMem *store_memory(const Store *s); /* with files; else NULL */
 
 /* Whether (layer, expert) is held. Any values may be asked. */

@@ -18,11 +18,17 @@ enum {
     SPIN_US = 2000,     /* small calls follow each other within a step */
     SPIN_LARGE_US = 50, /* while small calls run inside of a large one they need its cores */
     READ_SLICES = 1024,
+    /* Of the workspace: rows of a tile, bytes between rows, of a thread, of buffers rounded up. */
+    PAD_ROWS = 16,
+    PAD_BYTES = 64,
+    THREAD_BYTES = 64 << 10,
+    BUFFERS_BYTES = 16 << 20,
 };
 
 struct StoreFiles {
     const StoreConf *conf; /* the caller's */
     FilesHead head;
+    int head_of;                        /* the layer whose file said so */
     ExpertFile *file[SHAPE_MAX_LAYERS]; /* only while loading */
     Topo *topo;
     NodeMem memory;
@@ -42,15 +48,17 @@ static size_t slice_bytes(const StoreFiles *f) {
 
 /* ---- what the files say ---- */
 
-static int check_same(const FilesHead *h, const ExpertHead *one, int layer, Err *err) {
+static int check_same(const StoreFiles *f, const ExpertHead *one, int layer, Err *err) {
+    const FilesHead *h = &f->head;
     const char *what = one->model_id != h->model_id                        ? "model"
                        : memcmp(&one->geom, &h->geom, sizeof h->geom) != 0 ? "geometry"
                        : one->n_experts != h->n_experts                    ? "number of experts"
                        : one->n_layers != h->n_layers                      ? "number of layers"
+                       : one->first_layer != h->first_layer                ? "first layer"
                                                                            : NULL;
     if (what)
         return err_set(err, E_MISMATCH, "layer %d is of another %s than layer %d", layer, what,
-                       h->first_layer);
+                       f->head_of);
     if (one->layer != layer)
         return err_set(err, E_MISMATCH, "the file of layer %d holds layer %d", layer, one->layer);
     return 0;
@@ -63,14 +71,16 @@ static int open_layer(StoreFiles *f, int layer, Err *err) {
     if (rc)
         return rc;
     const ExpertHead *one = expert_file_head(f->file[layer]);
-    if (f->head.n_layers == 0)
-        f->head = (FilesHead){one->geom,     one->n_experts, one->n_active,
-                              one->n_layers, layer,          one->model_id};
-    rc = check_same(&f->head, one, layer, err);
+    if (f->head.n_layers == 0) {
+        f->head_of = layer;
+        f->head = (FilesHead){one->geom,     one->n_experts,   one->n_active,
+                              one->n_layers, one->first_layer, one->model_id};
+    }
+    rc = check_same(f, one, layer, err);
     return rc ? err_wrap(err, "%s", path) : 0;
 }
 
-/* The first file decides; from its layer to the model's last one none may be missing. */
+/* The first file that is found says which layers have experts; none of them may be missing. */
 static int open_all(StoreFiles *f, Err *err) {
     int layer = 0, rc = E_NOTFOUND;
     for (; layer < SHAPE_MAX_LAYERS && rc == E_NOTFOUND; layer++)
@@ -80,8 +90,9 @@ static int open_all(StoreFiles *f, Err *err) {
     if (rc == 0 && f->head.n_layers > SHAPE_MAX_LAYERS)
         rc = err_set(err, E_UNSUPPORTED, "%s: %d layers, at most %d are supported", f->conf->files,
                      f->head.n_layers, SHAPE_MAX_LAYERS);
-    for (; rc == 0 && layer < f->head.n_layers; layer++)
-        rc = open_layer(f, layer, err);
+    for (layer = f->head.first_layer; rc == 0 && layer < f->head.n_layers; layer++)
+        if (!f->file[layer])
+            rc = open_layer(f, layer, err);
     return rc;
 }
 
@@ -108,15 +119,33 @@ static int decide_held(StoreFiles *f, bool **held, Err *err) {
 
 /* ---- loading ---- */
 
+/* No less than what calls need beside the weights: rows of activations of both runs as codes,
+ * scales, sums and numbers, a padded row for each place of a call (iq_run.h), and what a call
+ * brings and takes home. */
+uint64_t store_files_work_bytes(const StoreFiles *f) {
+    const IqGeom *g = &f->head.geom;
+    uint64_t hidden = (uint64_t)g->hidden, inner = (uint64_t)(n_units(f) * g->group),
+             most = (uint64_t)f->conf->max_rows, k = SHAPE_MAX_TOPK_EXPERTS,
+             small = most < STORE_SMALL_ROWS ? most : STORE_SMALL_ROWS,
+             padded = 2 * small * k > most + PAD_ROWS ? 2 * small * k : most + PAD_ROWS,
+             row = hidden + 5 * inner + 2 * PAD_BYTES + (hidden + inner) / (uint64_t)g->group * 8,
+             run = padded * row + (uint64_t)f->conf->threads * THREAD_BYTES + BUFFERS_BYTES;
+    return 2 * run + most * (hidden + k) * 2 * sizeof(float);
+}
+
 static int admit(const StoreFiles *f, Err *err) {
     char what[256];
-    uint64_t left = node_mem_available("", f->conf->node, what, sizeof what);
-    if (f->bytes <= left)
+    uint64_t left = node_mem_available("", f->conf->node, what, sizeof what),
+             work = store_files_work_bytes(f);
+    double gib = 1u << 30;
+    if (f->bytes + work <= left)
         return 0;
     return err_set(err, E_NOMEM,
-                   "the slice has %.1f GiB (%d experts of %.2f MiB), %s has %.1f GiB left",
-                   (double)f->bytes / (1u << 30), (int)(f->bytes / slice_bytes(f)),
-                   (double)slice_bytes(f) / (1 << 20), what, (double)left / (1u << 30));
+                   "the slice has %.1f GiB (%d experts of %.2f MiB) and calls of %d rows need %.1f "
+                   "GiB, %s has %.1f GiB left",
+                   (double)f->bytes / gib, (int)(f->bytes / slice_bytes(f)),
+                   (double)slice_bytes(f) / (1 << 20), f->conf->max_rows, (double)work / gib, what,
+                   (double)left / gib);
 }
 
 typedef struct Load {

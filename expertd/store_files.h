@@ -17,14 +17,16 @@ typedef struct FilesHead {
 } FilesHead;
 
 /* Opens all files of conf->files, which must be of one model and geometry and leave no layer out,
- * checks that the slice fits the memory that is left, reads it and checks its hashes.
- * held[n_layers, n_experts] is allocated and the caller's. Errors name file, layer or the numbers.
+ * checks that the slice and the workspace fit the memory that is left, reads it and checks its
+ * hashes. held[n_layers, n_experts] is allocated and the caller's. Errors name file, layer or the
+ * numbers.
  */
 int store_files_open(StoreFiles **out, const StoreConf *conf, bool **held, Err *err);
 void store_files_close(StoreFiles *f);
 
 const FilesHead *store_files_head(const StoreFiles *f);
 uint64_t store_files_bytes(const StoreFiles *f);
+uint64_t store_files_work_bytes(const StoreFiles *f);
 const NodeMem *store_files_memory(const StoreFiles *f);
 IqIsa store_files_isa(const StoreFiles *f);
 

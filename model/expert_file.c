@@ -71,6 +71,7 @@ void expert_header_write(const ExpertHead *h, const uint64_t *unit_hash, uint8_t
                     .n_experts = h->n_experts,
                     .n_active = h->n_active,
                     .n_layers = h->n_layers,
+                    .first_layer = h->first_layer,
                     .loss = h->loss,
                     .data_bytes = units * iq_unit_bytes(&h->geom)};
     memcpy(d.method, h->method, sizeof d.method);
@@ -89,7 +90,8 @@ static int check_numbers(const ExpertDisk *d, Err *err) {
                  {"n_experts", d->n_experts, 1, 4096},
                  {"n_active", d->n_active, 1, d->n_experts},
                  {"n_layers", d->n_layers, 1, 1 << 12},
-                 {"layer", d->layer, 0, d->n_layers > 0 ? d->n_layers - 1 : 0}};
+                 {"layer", d->layer, 0, d->n_layers > 0 ? d->n_layers - 1 : 0},
+                 {"first_layer", d->first_layer, 0, d->layer > 0 ? d->layer : 0}};
     for (size_t i = 0; i < sizeof field / sizeof *field; i++)
         if (field[i].value < field[i].low || field[i].value > field[i].high)
             return err_set(err, E_FORMAT, "%s is %d, expected %d to %d", field[i].name,
@@ -123,6 +125,7 @@ int expert_header_parse(const uint8_t *bytes, size_t n, uint64_t file_bytes, Exp
                     .n_experts = d.n_experts,
                     .n_active = d.n_active,
                     .n_layers = d.n_layers,
+                    .first_layer = d.first_layer,
                     .model_id = d.model_id,
                     .source = d.source,
                     .loss = d.loss};

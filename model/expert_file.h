@@ -15,7 +15,7 @@
 
 #include <stdbool.h>
 
-enum { EXPERT_FILE_VERSION = 1 };
+enum { EXPERT_FILE_VERSION = 2 };
 
 /* What a file says of itself. */
 typedef struct ExpertHead {
@@ -23,6 +23,7 @@ typedef struct ExpertHead {
     int layer, n_experts;
     int n_active;      /* experts of a token */
     int n_layers;      /* of the model, MTP layers included */
+    int first_layer;   /* of the model's layers with experts */
     uint64_t model_id; /* weights_id of the checkpoint that was packed */
     uint64_t source;   /* its weights_fingerprint: which format of the model it was */
     char method[32];   /* how codes were chosen: "rtn-search" for 4 bits, "rtn" for 8 */
@@ -37,7 +38,7 @@ void expert_file_path(char *path, size_t n, const char *dir, int layer);
 void expert_file_format(char *name, size_t n, const IqGeom *g);
 
 /* E_IO, E_NOTFOUND, E_FORMAT (not such a file, damaged header, truncated, too long), E_UNSUPPORTED
- * (a later version) with the path and what is wrong. */
+ * (another version) with the path and what is wrong. */
 int expert_file_open(ExpertFile **out, const char *path, Err *err);
 void expert_file_close(ExpertFile *f);
 const ExpertHead *expert_file_head(const ExpertFile *f);

@@ -13,7 +13,7 @@ typedef struct ExpertDisk {
     uint64_t magic;
     uint32_t version, header_bytes;
     uint64_t model_id, source;
-    int32_t hidden, inner, bits, group, scale, layer, n_experts, n_active, n_layers, unused;
+    int32_t hidden, inner, bits, group, scale, layer, n_experts, n_active, n_layers, first_layer;
     char method[32];
     double loss;
     uint64_t data_bytes;

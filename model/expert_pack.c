@@ -173,6 +173,8 @@ static ExpertHead head_of(const ExpertPackConf *c, int layer) {
                     .n_layers = s->n_layers + s->n_mtp,
                     .model_id = weights_id(c->weights),
                     .source = weights_fingerprint(c->weights)};
+    while (h.first_layer < layer && s->layer_dense[h.first_layer])
+        h.first_layer++;
     snprintf(h.method, sizeof h.method, "%s", c->geom.bits == 4 ? "rtn-search" : "rtn");
     return h;
 }

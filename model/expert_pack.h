@@ -24,7 +24,7 @@ typedef struct ExpertPackResult {
 } ExpertPackResult;
 
 /* Whether all files that the directory has for this model's layers are of this checkpoint and
- * geometry: E_MISMATCH names one that is not, E_UNSUPPORTED one of a later version. */
+ * geometry: E_MISMATCH names one that is not, E_UNSUPPORTED one of another version. */
 int expert_pack_check(const ExpertPackConf *conf, Err *err);
 
 /* Writes the file of one MoE layer, or keeps the one that is there when its header is what would be

@@ -29,7 +29,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     CHECK(rc == 0 || (err.code == rc && err.text[0]));
     if (rc == 0) {
         uint64_t units = (uint64_t)iq_units(&h.geom) * (uint64_t)h.n_experts;
-        CHECK(h.n_experts >= 1 && h.layer < h.n_layers &&
+        CHECK(h.n_experts >= 1 && h.layer < h.n_layers && h.first_layer >= 0 &&
+              h.first_layer <= h.layer &&
               expert_header_bytes(&h) + units * iq_unit_bytes(&h.geom) == file_bytes);
     }
     free(header);

@@ -1,11 +1,8 @@
 /* A store of expert files: what it refuses, what it holds, and what it computes. */
 #include "expertd/speed.h"
 #include "expertd/store.h"
-#include "model/expert_file_int.h"
 #include "model/place.h"
 #include "tests/unit/expertd/packed.h"
-
-#include <xxhash.h>
 
 #include <math.h>
 #include <setjmp.h>
@@ -14,8 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -158,6 +153,11 @@ static void test_files_that_do_not_fit(void **state) {
     conf.files = "/tmp";
     refused(&conf, E_NOTFOUND, "no expert files");
     conf.files = packed.dir;
+    packed_path(&packed, PACKED_FIRST, path); /* the first one: no dense layer in its place */
+    snprintf(other, sizeof other, "%s.away", path);
+    assert_int_equal(rename(path, other), 0);
+    refused(&conf, E_NOTFOUND, "layer-001.experts");
+    assert_int_equal(rename(other, path), 0);
     packed_path(&packed, 4, path);
     snprintf(other, sizeof other, "%s.away", path);
     assert_int_equal(rename(path, other), 0); /* a gap */
@@ -221,68 +221,37 @@ static void test_small_calls_inside_of_large_ones(void **state) {
     free(d.c);
 }
 
-/* ---- memory while loading ---- */
-
-enum { BIG_EXPERTS = 128 };
-
-static const ExpertHead BIG = {.geom = {1024, 512, 4, 64, IQ_SCALE_F16},
-                               .n_experts = BIG_EXPERTS,
-                               .n_active = 8,
-                               .n_layers = 1,
-                               .model_id = 5,
-                               .method = "zeros"};
-
-/* A file of zeros, whose blocks the file system does not even have. */
-static void write_big(const char *where) {
-    char path[128];
-    size_t unit = iq_unit_bytes(&BIG.geom), units = (size_t)iq_units(&BIG.geom) * BIG_EXPERTS,
-           head = expert_header_bytes(&BIG);
-    uint8_t *zeros = calloc(1, unit), *header = malloc(head);
-    uint64_t *hash = malloc(units * sizeof *hash);
-    for (size_t i = 0; i < units; i++)
-        hash[i] = XXH3_64bits(zeros, unit);
-    expert_header_write(&BIG, hash, header);
-    expert_file_path(path, sizeof path, where, 0);
-    FILE *f = fopen(path, "w");
-    assert_non_null(f);
-    assert_int_equal(fwrite(header, 1, head, f), head);
-    fclose(f);
-    assert_int_equal(truncate(path, (off_t)(head + units * unit)), 0);
-    free(zeros);
-    free(header);
-    free(hash);
-}
-
-static double peak_mib(void) {
-    struct rusage u;
-    getrusage(RUSAGE_SELF, &u);
-    return (double)u.ru_maxrss / 1024;
-}
-
-/* In a process of its own, since a peak does not go down again. */
-static void test_loading_takes_no_second_copy(void **state) {
+/* Each row has the bits that it has alone, in calls of any size. */
+static void test_one_to_130_rows(void **state) {
     (void)state;
-    char where[64] = "/tmp/baton-big-XXXXXX", path[128];
-    assert_non_null(mkdtemp(where));
-    write_big(where);
-    pid_t child = fork();
-    if (child == 0) {
-        StoreConf conf = conf_of(1, 2, "none");
-        conf.files = where;
-        conf.max_rows = 4;
-        double before = peak_mib();
-        Store *s;
-        if (store_open(&s, NULL, &conf, NULL))
-            _exit(1);
-        double slice = (double)store_weight_bytes(s) / (1 << 20), grown = peak_mib() - before;
-        _exit(grown > 0.95 * slice && grown < 1.05 * slice + 8 ? 0 : 2); /* 8: buffers, threads */
+    enum { MOST = 130 };
+    StoreConf conf = conf_of(0, 1, "none");
+    Store *s;
+    conf.max_rows = MOST;
+    assert_int_equal(store_open(&s, NULL, &conf, NULL), 0);
+    float *x = malloc(sizeof(float[MOST * HIDDEN])), *alone = malloc(sizeof(float[MOST * HIDDEN])),
+          *y = malloc(sizeof(float[MOST * HIDDEN])), weight[MOST * K];
+    int32_t id[MOST * K];
+    for (int i = 0; i < MOST * HIDDEN; i++)
+        x[i] = sinf((float)i * 0.61f) * (i % 11 == 0 ? 30.0f : 0.3f);
+    for (int i = 0; i < MOST * K; i++) {
+        id[i] = i % 9 == 4 ? -1 : (i / K * 5 + i % K * 3) % 16;
+        weight[i] = 0.05f * (float)(i % 13) - 0.2f;
     }
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    expert_file_path(path, sizeof path, where, 0);
-    unlink(path);
-    rmdir(where);
-    assert_int_equal(status, 0);
+    for (int t = 0; t < MOST; t++)
+        store_compute(s, 6, 1, K, x + t * HIDDEN, id + t * K, weight + t * K, alone + t * HIDDEN,
+                      NULL, NULL);
+    for (int n = 1; n <= MOST; n++) {
+        int at = (n * 7) % (MOST - n + 1);
+        memset(y, 0xff, sizeof(float[MOST * HIDDEN]));
+        store_compute(s, 6, n, K, x + at * HIDDEN, id + at * K, weight + at * K, y, NULL, NULL);
+        assert_memory_equal(y, alone + at * HIDDEN, (size_t)n * HIDDEN * sizeof *y);
+        assert_true(n == MOST || isnan(y[n * HIDDEN])); /* nothing beyond the last row */
+    }
+    store_close(s);
+    free(x);
+    free(alone);
+    free(y);
 }
 
 int main(void) {
@@ -290,7 +259,7 @@ int main(void) {
         cmocka_unit_test(test_shards_sum_to_the_checkpoint),
         cmocka_unit_test(test_what_is_held),
         cmocka_unit_test(test_files_that_do_not_fit),
-        cmocka_unit_test(test_loading_takes_no_second_copy),
+        cmocka_unit_test(test_one_to_130_rows),
         cmocka_unit_test(test_small_calls_inside_of_large_ones),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -247,6 +247,7 @@ static void test_hostile_headers(void **state) {
                              .n_experts = 16,
                              .n_active = 4,
                              .n_layers = 9,
+                             .first_layer = 1,
                              .method = "rtn"};
     const struct {
         ExpertHead h;
@@ -267,6 +268,12 @@ static void test_hostile_headers(void **state) {
           .n_experts = 16,
           .n_layers = INT32_MIN},
          "n_layers is -2147483648"},
+        {{.geom = {256, 128, 4, 64, IQ_SCALE_F16},
+          .layer = 3,
+          .n_experts = 16,
+          .n_layers = 9,
+          .first_layer = 4},
+         "first_layer is 4"},
         {{.geom = {256, 128, 3, 64, IQ_SCALE_F16}, .layer = 3, .n_experts = 16, .n_layers = 9},
          "3 bits"},
         {{.geom = {320, 128, 4, 128, IQ_SCALE_F16}, .layer = 3, .n_experts = 16, .n_layers = 9},
@@ -290,6 +297,7 @@ static void test_hostile_headers(void **state) {
         d.layer = cases[i].h.layer;
         d.n_experts = cases[i].h.n_experts;
         d.n_layers = cases[i].h.n_layers;
+        d.first_layer = cases[i].h.first_layer;
         uint8_t *bad = malloc(n);
         memcpy(bad, bytes, n);
         memcpy(bad, &d, sizeof d);
