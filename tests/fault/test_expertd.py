@@ -5,85 +5,20 @@ import resource
 import signal
 import subprocess
 import time
-import urllib.request
 
 import pytest
 
-from cluster import BUILD, ROOT, SLOW, WRAP, free_ports
+from cluster import ROOT, SLOW, WRAP
+from lone import CHECKPOINT, EXPERTD, load, metric, outcome, said, start, under_way
 
-EXPERTD = os.path.join(BUILD, "expertd/baton-expertd")
-LOAD = os.path.join(BUILD, "tests/expert_load")
-BATON = os.path.join(BUILD, "deploy/baton/baton")
 ENDS = 200 if SLOW == 1 else 20
 
 
-def start(folder, endpoint, admin, *options, limits=None):
-    args = WRAP + [EXPERTD]
-    for o in ("model.dir=tests/models/tiny-glm52/fp8", "engine.threads=1", f"service.endpoint={endpoint}", f"admin.port={admin}", *options):
-        args += ["--set", o]
-    log = open(os.path.join(folder, "expertd.log"), "ab")
-    before = log.tell()
-    p = subprocess.Popen(args, cwd=ROOT, stderr=log, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, preexec_fn=limits)
-    log.close()
-    end = time.time() + 20 * SLOW
-    while "listens on" not in said(folder, before):
-        assert time.time() < end and p.poll() is None, said(folder, before)
-        time.sleep(0.005)
-    return p
-
-
-def said(folder, since=0):
-    with open(os.path.join(folder, "expertd.log"), errors="replace") as f:
-        f.seek(since)
-        return f.read()
-
-
-def load(endpoint, transport="auto", calls=0):
-    return subprocess.Popen(WRAP + [LOAD, endpoint, transport, "2", "16", str(calls)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-
-
-def metric(admin, name):
-    with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=5 * SLOW) as r:
-        return next(float(x.split()[-1]) for x in r.read().decode().splitlines() if x.startswith(name + " "))
-
-
-def under_way(p):
-    """The path of its calls, once one of each size is answered."""
-    line = p.stdout.readline().strip()
-    assert line in ("shm", "zmq: as configured"), line
-    return line
-
-
-def outcome(p, seconds=10):
-    text = p.communicate(timeout=seconds * SLOW)[0]
-    return p.returncode, text
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Options of an expertd of expert files."""
-    out = tmp_path_factory.mktemp("experts")
-    subprocess.run(WRAP + [BATON, "pack", "--model", "tests/models/tiny-glm52/fp8", "--out", out, "--group", "64"], cwd=ROOT, check=True,
-                   stdout=subprocess.DEVNULL, timeout=120 * SLOW)
-    return "model.dir=", f"experts.files={out}"
-
-
-@pytest.fixture
-def place(tmp_path):
-    port, admin = free_ports(2)
-    procs = []
-    yield str(tmp_path), f"tcp://127.0.0.1:{port}", admin, procs
-    for p in procs:
-        if p.poll() is None:
-            p.kill()
-        p.wait()
-
-
-def test_ends_soon_under_load(place):
+def test_ends_soon_under_load(place, files):
     folder, endpoint, admin, procs = place
     slowest = 0
     for i in range(ENDS):
-        d = start(folder, endpoint, admin)
+        d = start(folder, endpoint, admin, *(files if i % 8 > 3 else ()))
         loads = [load(endpoint, t) for t in (("shm",), ("zmq",), ("shm",) * 4, ("shm", "zmq"))[i % 4]]
         procs[:] = [d, *loads]
         for p in loads:
@@ -205,7 +140,7 @@ def test_little_lockable_memory(place):
 
 def test_shared_memory_not_offered(place):
     folder, endpoint, admin, procs = place
-    procs.append(start(folder, endpoint, admin, "service.shm=no"))
+    procs.append(start(folder, endpoint, admin, *CHECKPOINT, "service.shm=no"))
     p = load(endpoint, "shm", 10)
     procs.append(p)
     code, text = outcome(p)

@@ -1,5 +1,7 @@
-/* expert_load ENDPOINT TRANSPORT LAYER EXPERTS CALLS: calls experts of one expertd without a pause,
- * small and large calls in turn, until CALLS have been answered (0: for ever) or one fails.
+/* expert_load ENDPOINT TRANSPORT LAYER EXPERTS CALLS [again]: calls experts of one expertd without
+ * a pause, small and large calls in turn, until CALLS have been answered (0: for ever) or one
+ * fails; with again, a call that the daemon's end or absence made fail is called again after a
+ * moment.
  *
  * Every answer is compared with the first of its size. Ends with 0 when all were answered, with 3
  * when the daemon ended the connection or refused, with 4 when it missed the deadline, with 1 on a
@@ -10,9 +12,11 @@
 #include "proto/hello.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { K = 2, SIZES = 2, DEADLINE_MS = 3000 };
+enum { K = 2, SIZES = 2, DEADLINE_MS = 3000, PAUSE_US = 20000 };
 static const int ROWS[SIZES] = {1, 100};
 
 typedef struct Load {
@@ -83,23 +87,27 @@ static int open_link(Load *l, const char *endpoint, const char *transport, Err *
 int main(int argc, char **argv) {
     Load l = {0};
     Err err = {0};
-    if (argc != 6 || (l.n_experts = atoi(argv[4])) < K) {
-        fprintf(stderr, "usage: %s ENDPOINT TRANSPORT LAYER EXPERTS CALLS\n", argv[0]);
+    bool again = argc == 7 && strcmp(argv[6], "again") == 0;
+    if (argc != 6 + again || (l.n_experts = atoi(argv[4])) < K) {
+        fprintf(stderr, "usage: %s ENDPOINT TRANSPORT LAYER EXPERTS CALLS [again]\n", argv[0]);
         return 2;
     }
     l.layer = atoi(argv[3]);
-    long most = atol(argv[5]), n = 0;
+    long most = atol(argv[5]), n = 0, failures = 0;
     int rc = open_link(&l, argv[1], argv[2], &err);
     if (rc == 0)
         fill(&l);
     for (; rc == 0 && (most == 0 || n < most); n++) {
-        rc = call(&l, (int)(n % SIZES), &err);
+        while ((rc = call(&l, (int)(n % SIZES), &err)) && again && rc != E_MISMATCH) {
+            failures++;
+            usleep(PAUSE_US);
+        }
         if (n == SIZES - 1 && rc == 0) {
             printf("%s\n%016llx\n", expertlink_path(l.link, 0), (unsigned long long)digest(&l));
             fflush(stdout);
         }
     }
-    printf("%ld calls, %s\n", n, rc ? err.text : "all answered");
+    printf("%ld calls, %ld again, %s\n", n, failures, rc ? err.text : "all answered");
     expertlink_close(l.link);
     for (int i = 0; i < SIZES; i++)
         free(l.first[i]);
