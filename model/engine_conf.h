@@ -124,7 +124,7 @@ typedef struct EngineOpts {
          .type = CONF_STR,                                                                         \
          .def = "",                                                                                \
          .help = "File that gets the counts of routed experts, every minute and at the end; goes " \
-                 "on from what it has. Empty: none.",                                              \
+                 "on from what it has. Each service needs its own. Empty: none.",                  \
          .offset = offsetof(T, field.record)},                                                     \
         {.section = "experts",                                                                     \
          .key = "update_ms",                                                                       \

@@ -102,13 +102,15 @@ static bool *decide_kept(const Runtime *r, bool update) {
     return kept;
 }
 
-/* A record goes on from what its file has; that of another model is refused. */
-static int open_counts(Runtime *r, const EngineOpts *o, Err *err) {
-    int rc = given(o->record) ? route_count_load(&r->counts, o->record, r->shape, r->model_id, err)
-                              : E_NOTFOUND;
+/* A record goes on from what its file has; that of another model is refused, and one that another
+ * service writes, since each would write over what the other has counted. */
+static int open_record(Runtime *r, const char *path, Err *err) {
+    int rc = file_lock_take(&r->record_lock, path, err);
+    if (rc == 0)
+        rc = route_count_load(&r->counts, path, r->shape, r->model_id, err);
     if (rc == E_NOTFOUND) {
         r->counts = route_count_new(r->shape);
-        rc = given(o->record) ? route_count_save(r->counts, o->record, r->model_id, err) : 0;
+        rc = route_count_save(r->counts, path, r->model_id, err);
     }
     return rc ? err_wrap(err, "[experts] record") : 0;
 }
@@ -126,8 +128,10 @@ int runtime_load(Runtime *out, const EngineOpts *o, Err *err) {
         rc = decide_context(&r, o, err);
     if (rc == 0)
         rc = decide_place(&r, o, err);
-    if (rc == 0)
-        rc = open_counts(&r, o, err);
+    if (rc == 0 && given(o->record))
+        rc = open_record(&r, o->record, err);
+    else if (rc == 0)
+        r.counts = route_count_new(r.shape);
     if (rc) {
         runtime_close(&r);
         return rc;
@@ -187,6 +191,7 @@ void runtime_close(Runtime *r) {
     free(r->resident);
     free(r->kept);
     route_count_free(r->counts);
+    file_lock_free(r->record_lock);
     weights_close(r->weights);
     *r = (Runtime){0};
 }

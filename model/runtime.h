@@ -3,6 +3,7 @@
  * so that any thread may read. */
 #pragma once
 
+#include "base/file_lock.h"
 #include "model/engine.h"
 #include "model/engine_conf.h"
 #include "model/route_count.h"
@@ -17,6 +18,7 @@ typedef struct Runtime {
     bool *kept;              /* those of them that stay; expertd must hold all others */
     int n_remote;            /* experts that are not resident, over all layers */
     RouteCount *counts;      /* what has been routed */
+    FileLock *record_lock;   /* no other service writes the record; NULL without one */
     int max_context;         /* tokens of one request */
     int n_tokens;            /* ids below it are tokens; the rest of the vocabulary is padding */
     uint64_t tokenizer_hash; /* XXH3-64 of tokenizer.json */

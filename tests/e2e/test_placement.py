@@ -61,6 +61,24 @@ def test_a_record_becomes_a_placement(tmp_path):
     refused(c, "decode", "model_id: counts of model 0000000000000000, this is " + other["model_id"])
 
 
+def test_two_services_do_not_share_a_record(tmp_path):
+    record = tmp_path / "counts.json"
+    c = running(tmp_path, lambda n: [f"record={record}"])
+    try:
+        for n in (*EXPERTDS, "prefill"):
+            c.spawn(n)
+        end = time.time() + 60 * SLOW
+        while not all("listens on" in c.log(n) for n in c.proc):
+            assert time.time() < end
+            time.sleep(0.05)
+        c.spawn("decode")
+        assert c.proc["decode"].wait(60 * SLOW) == 1
+        assert f"[experts] record: {record}: process {c.proc['prefill'].pid} writes it already" in c.log("decode")
+        del c.proc["decode"]
+    finally:
+        c.stop()
+
+
 def test_a_placement_file(tmp_path):
     place = tmp_path / "placement"
     place.write_text("# hand made\n1: 0-15\n2: 3, 5-7\n7: 15\n")
