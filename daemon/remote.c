@@ -16,6 +16,7 @@ struct Remote {
     ExpertLink *link;
     uint64_t generation[EXPERTLINK_MAX];            /* checked, by shard */
     char path[EXPERTLINK_MAX][EXPERTLINK_PATH_MAX]; /* said in the log, by shard */
+    char misfit[sizeof((Err *)0)->text];            /* said in the log; "": all fit */
     int64_t posted_us;
     StatHist *call_s;
 };
@@ -30,6 +31,8 @@ static int check(Remote *r, Err *err) {
         int rc = place_check_held(rt->shape, rt->kept, h->held.data, h->held.len, h->name, err);
         if (rc)
             return rc;
+        if (r->generation[i])
+            LOG_INFO("%s is back: shard %u, %s", h->name, h->shard, h->expert_format);
         r->generation[i] = h->generation;
     }
     return 0;
@@ -56,12 +59,24 @@ static void report_paths(Remote *r) {
     }
 }
 
+/* Passes rc on. Says, once, when a daemon that came back does not fit: that it was gone may be all
+ * that is known otherwise. */
+static int report_misfit(Remote *r, int rc, const Err *err) {
+    if (rc == 0)
+        r->misfit[0] = 0;
+    if (rc == E_MISMATCH && err && strcmp(r->misfit, err->text) != 0) {
+        snprintf(r->misfit, sizeof r->misfit, "%s", err->text);
+        LOG_WARN("experts cannot be used: %s", err->text);
+    }
+    return rc;
+}
+
 static int post(void *arg, int layer, int n, int k, const float *x, const int32_t *id,
                 const float *weight, Err *err) {
     Remote *r = arg;
     r->posted_us = clock_now_us();
     int rc = expertlink_post(r->link, layer, n, k, x, id, weight, err);
-    return rc ? rc : check(r, err);
+    return report_misfit(r, rc ? rc : check(r, err), err);
 }
 
 static int wait_sum(void *arg, float *y, Err *err) {
@@ -77,7 +92,7 @@ static int wait_sum(void *arg, float *y, Err *err) {
 int remote_probe(void *arg, Err *err) {
     Remote *r = arg;
     int rc = expertlink_probe(r->link, err);
-    return rc ? rc : check(r, err);
+    return report_misfit(r, rc ? rc : check(r, err), err);
 }
 
 void remote_on_place(void *arg, bool bad, const char *text) {

@@ -117,6 +117,7 @@ static void fill_hello(App *a) {
     a->hello.generation = a->generation;
     a->hello.fingerprint = store_fingerprint(a->store);
     a->hello.model_id = store_model_id(a->store);
+    a->hello.expert_hash = store_hash(a->store);
     a->hello.expert_format = (char *)store_format(a->store);
     a->hello.hidden = (uint32_t)s->hidden;
     a->hello.n_experts = (uint32_t)s->n_experts;

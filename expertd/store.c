@@ -114,6 +114,10 @@ uint64_t store_model_id(const Store *s) {
     return s->model_id;
 }
 
+uint64_t store_hash(const Store *s) {
+    return s->files ? store_files_head(s->files)->hash : 0;
+}
+
 const char *store_format(const Store *s) {
     return s->format;
 }

@@ -36,6 +36,7 @@ void store_close(Store *s);
 const Shape *store_shape(const Store *s);
 uint64_t store_fingerprint(const Store *s);  /* of the checkpoint; 0 with files */
 uint64_t store_model_id(const Store *s);     /* weights_id */
+uint64_t store_hash(const Store *s);         /* of what the files store; 0 of a checkpoint */
 const char *store_format(const Store *s);    /* "checkpoint", "int4-g128-f16", ... */
 const char *store_kernel(const Store *s);    /* what computes: "cpu-avx512", "amx", ... */
 const Ops *store_ops(const Store *s);        /* checkpoint: the backend taken; NULL with files */

@@ -6,6 +6,8 @@
 #include "expertd/store_int.h"
 #include "model/expert_file.h"
 
+#include <xxhash.h>
+
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -73,11 +75,24 @@ static int open_layer(StoreFiles *f, int layer, Err *err) {
     const ExpertHead *one = expert_file_head(f->file[layer]);
     if (f->head.n_layers == 0) {
         f->head_of = layer;
-        f->head = (FilesHead){one->geom,     one->n_experts,   one->n_active,
-                              one->n_layers, one->first_layer, one->model_id};
+        f->head = (FilesHead){one->geom,
+                              one->n_experts,
+                              one->n_active,
+                              one->n_layers,
+                              one->first_layer,
+                              one->model_id,
+                              0};
     }
     rc = check_same(f, one, layer, err);
     return rc ? err_wrap(err, "%s", path) : 0;
+}
+
+/* What the shards of a deployment must have in common. */
+static uint64_t hash_files(const StoreFiles *f) {
+    uint64_t hash[SHAPE_MAX_LAYERS] = {0};
+    for (int l = 0; l < f->head.n_layers; l++)
+        hash[l] = f->file[l] ? expert_file_head(f->file[l])->hash : 0;
+    return XXH3_64bits(hash, sizeof hash);
 }
 
 /* The first file that is found says which layers have experts; none of them may be missing. */
@@ -93,6 +108,8 @@ static int open_all(StoreFiles *f, Err *err) {
     for (layer = f->head.first_layer; rc == 0 && layer < f->head.n_layers; layer++)
         if (!f->file[layer])
             rc = open_layer(f, layer, err);
+    if (rc == 0)
+        f->head.hash = hash_files(f);
     return rc;
 }
 

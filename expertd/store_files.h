@@ -14,6 +14,7 @@ typedef struct FilesHead {
     int n_experts, n_active;   /* of a layer, of a token */
     int n_layers, first_layer; /* layers with experts: first_layer .. n_layers - 1 */
     uint64_t model_id;
+    uint64_t hash; /* of all files' hashes */
 } FilesHead;
 
 /* Opens all files of conf->files, which must be of one model and geometry and leave no layer out,

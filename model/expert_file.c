@@ -128,7 +128,8 @@ int expert_header_parse(const uint8_t *bytes, size_t n, uint64_t file_bytes, Exp
                     .first_layer = d.first_layer,
                     .model_id = d.model_id,
                     .source = d.source,
-                    .loss = d.loss};
+                    .loss = d.loss,
+                    .hash = d.header_hash};
     if (rc || (rc = iq_check(&h.geom, err)))
         return rc;
     memcpy(h.method, d.method, sizeof h.method);

@@ -28,6 +28,7 @@ typedef struct ExpertHead {
     uint64_t source;   /* its weights_fingerprint: which format of the model it was */
     char method[32];   /* how codes were chosen: "rtn-search" for 4 bits, "rtn" for 8 */
     double loss;       /* relative rms error over the layer's weights */
+    uint64_t hash;     /* of all this and of every unit; only of a file that was read */
 } ExpertHead;
 
 typedef struct ExpertFile ExpertFile;

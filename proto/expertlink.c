@@ -8,6 +8,7 @@
 #include "proto/hello.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -240,7 +241,26 @@ static int wait_all(ExpertLink *l, DoneFn done, int64_t give_up_ms, Err *err) {
     }
 }
 
-/* All daemons together are the shards 0..n-1 of one size. */
+/* Answers must not depend on when a process was started: one that comes back computes as before. */
+static int check_alike(const ExpertLink *l, const Daemon *d, Err *err) {
+    const Baton__Hello *h = d->hello, *first = l->daemon[0].hello;
+    bool again = l->hidden > 0;
+    const char *format = again ? l->format : first->expert_format;
+    uint64_t stored = again ? l->stored : first->expert_hash;
+    if (strcmp(h->expert_format, format) != 0)
+        return err_set(
+            err, E_MISMATCH, "expertd at %s: computes experts as %s, %s %s: answers would differ",
+            d->endpoint, h->expert_format, again ? "before it was" : "another one as", format);
+    if (h->expert_hash != stored)
+        return err_set(err, E_MISMATCH,
+                       "expertd at %s: has other expert files (%016llx) than %s (%016llx), though "
+                       "all are %s: answers would differ",
+                       d->endpoint, (unsigned long long)h->expert_hash,
+                       again ? "before" : "another one", (unsigned long long)stored, format);
+    return 0;
+}
+
+/* All daemons together are the shards 0..n-1 of one size, and compute alike. */
 static int check_shards(ExpertLink *l, Err *err) {
     int owner[EXPERTLINK_MAX];
     memset(owner, -1, sizeof owner);
@@ -257,6 +277,9 @@ static int check_shards(ExpertLink *l, Err *err) {
             return err_set(err, E_MISMATCH, "expertd at %s: has hidden %u, the one at %s has %u",
                            d->endpoint, h->hidden, l->daemon[0].endpoint,
                            l->daemon[0].hello->hidden);
+        int rc = check_alike(l, d, err);
+        if (rc)
+            return rc;
         owner[h->shard] = i;
     }
     if (l->hidden && l->hidden != (int)l->daemon[0].hello->hidden)
@@ -264,6 +287,8 @@ static int check_shards(ExpertLink *l, Err *err) {
                        l->daemon[0].endpoint, l->daemon[0].hello->hidden, l->hidden);
     memcpy(l->by_shard, owner, sizeof owner);
     l->hidden = (int)l->daemon[0].hello->hidden;
+    l->stored = l->daemon[0].hello->expert_hash;
+    snprintf(l->format, sizeof l->format, "%s", l->daemon[0].hello->expert_format);
     return 0;
 }
 

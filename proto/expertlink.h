@@ -30,8 +30,9 @@ typedef enum ExpertLinkTransport {
 typedef struct ExpertLink ExpertLink;
 
 /* Connects to n endpoints (1..EXPERTLINK_MAX) and exchanges hellos. Together they must be the
- * shards 0..n-1, each once, of one hidden size. Takes at most deadline_ms, as does each later call.
- * endpoints and self are copied. E_PEER, E_MISMATCH or E_DEADLINE name the endpoint. */
+ * shards 0..n-1, each once, of one hidden size and of one format and content of experts; each that
+ * comes back later must be what was there before. Takes at most deadline_ms, as does each later
+ * call. endpoints and self are copied. E_PEER, E_MISMATCH or E_DEADLINE name the endpoint. */
 int expertlink_open(ExpertLink **out, const char *const *endpoints, int n, const Baton__Hello *self,
                     int64_t deadline_ms, Err *err);
 /* NULL is a no-op. */

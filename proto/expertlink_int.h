@@ -44,6 +44,8 @@ struct ExpertLink {
     void *context;
     int64_t deadline_ms;
     int n, hidden;
+    char format[32]; /* with hidden > 0: of all daemons, now and later, as is `stored` */
+    uint64_t stored; /* their expert_hash */
     Daemon daemon[EXPERTLINK_MAX];
     int by_shard[EXPERTLINK_MAX]; /* index into daemon */
     uint64_t next_call, ping_seq;

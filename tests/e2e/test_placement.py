@@ -7,7 +7,7 @@ import pytest
 
 from cluster import SLOW, Cluster, chat
 from test_answers import GOLDEN
-from test_packed import ANSWERS, int4  # noqa: F401
+from test_packed import ANSWERS, FP8, MIXED, int4, pack  # noqa: F401
 
 SERVICES = ("prefill", "decode")
 ACTIVE = 4  # experts of a token
@@ -158,5 +158,36 @@ def test_refused_when_it_comes_back_with_less(tmp_path):
         c.set["expertd-1"].append("experts.device=8")
         c.restart("expertd-1")
         ask_all(c)
+        assert "expertd-1 is back: shard 1, checkpoint" in c.log("decode")
+    finally:
+        c.stop()
+
+
+def test_refused_when_it_comes_back_with_other_experts(int4, tmp_path):
+    """Of another format; then of the same format, but other files: not ready, by name in the log, until the first ones are back."""
+    def serves(what):
+        return ["model.dir=", f"experts.files={what}", "experts.device=none"]
+
+    for folder, more in (("int8", (FP8, "--bits", 8)), ("other", (MIXED,))):
+        assert pack(tmp_path / folder, *more, "--group", 64).returncode == 0
+    c = Cluster(tmp_path, {**{n: serves(int4) for n in EXPERTDS}, **{n: ["experts.resident=none"] for n in SERVICES}})
+    begin = list(c.set["expertd-1"])
+    try:
+        c.start()
+        ask_all(c, ANSWERS)
+        for files, reason in (("int8", "computes experts as int8-g64-f16, before it was int4-g64-f16"), ("other", "has other expert files")):
+            c.kill("expertd-1")
+            c.set["expertd-1"] = begin + serves(tmp_path / files)
+            c.spawn("expertd-1")
+            c.wait_ready(False)
+            end = time.time() + 30 * SLOW
+            while not all(reason in c.log(n) and reason in c.get("/ready", port=c.admin[n])[1] for n in SERVICES):
+                assert time.time() < end, c.log("decode")[-1000:]
+                time.sleep(0.1)
+            assert not c.ready() and c.log("decode").count(f"cannot be used: expertd at {c.at['expertd-1']}: {reason[:9]}") == 1
+        c.kill("expertd-1")
+        c.set["expertd-1"] = begin
+        c.restart("expertd-1")
+        ask_all(c, ANSWERS)
     finally:
         c.stop()

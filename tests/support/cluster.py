@@ -36,7 +36,7 @@ class Cluster:
         self.admin = dict(zip(NAMES[:4], ports[:4]))
         self.http = ports[4]
         bus = dict(zip(("prefill", "decode", "expertd-0", "expertd-1"), ports[5:]))
-        at = {n: f"tcp://127.0.0.1:{p}" for n, p in bus.items()}
+        self.at = at = {n: f"tcp://127.0.0.1:{p}" for n, p in bus.items()}
         experts = f"experts.endpoints={at['expertd-0']},{at['expertd-1']}"
         self.set = {
             "router": [f"http.port={self.http}", f"peers.prefill={at['prefill']}", f"peers.decode={at['decode']}"],

@@ -129,6 +129,10 @@ static void *fake_main(void *arg) {
     return NULL;
 }
 
+/* What the next fakes say that they compute. */
+static const char *format = "int4-g64-f16";
+static uint64_t stored = 5;
+
 static void fake_start(Fake *f, int shard, int n_shards, const char *endpoint) {
     *f = (Fake){.scale = (float)(shard + 1), .hello = BATON__HELLO__INIT};
     f->hello.protocol = PROTOCOL_VERSION;
@@ -139,6 +143,8 @@ static void fake_start(Fake *f, int shard, int n_shards, const char *endpoint) {
     f->hello.shard = (uint32_t)shard;
     f->hello.n_shards = (uint32_t)n_shards;
     f->hello.max_rows = MAX_ROWS;
+    f->hello.expert_format = (char *)format;
+    f->hello.expert_hash = stored;
     f->conf = bus_conf_default();
     f->conf.ping_ms = 20;
     f->conf.silent_ms = 40;
@@ -196,6 +202,7 @@ static int open_link(Fixture *f, Err *err) {
 
 /* The second shard is named first: sums go by shard all the same. */
 static int setup(void **state) {
+    format = "int4-g64-f16", stored = 5;
     Fixture *f = xcalloc(1, sizeof *f);
     fake_start(&f->fake[0], 1, 2, NULL);
     fake_start(&f->fake[1], 0, 2, NULL);
@@ -368,6 +375,30 @@ static void test_death_and_return(void **state) {
     call_is_right(f);
 }
 
+/* One that comes back computes as before, or is not asked. */
+static void test_return_with_other_experts(void **state) {
+    Fixture *f = *state;
+    char endpoint[128];
+    snprintf(endpoint, sizeof endpoint, "%s", f->fake[1].endpoint);
+    fake_stop(&f->fake[1]);
+    format = "int8-g64-f16";
+    fake_start(&f->fake[1], 0, 2, endpoint);
+    probe_until(f, E_MISMATCH, "computes experts as int8-g64-f16, before it was int4-g64-f16");
+    call_fails(f, E_MISMATCH, endpoint, "answers would differ");
+    assert_int_equal(f->fake[1].n_calls, 0);
+    fake_stop(&f->fake[1]);
+    format = "int4-g64-f16", stored = 6;
+    fake_start(&f->fake[1], 0, 2, endpoint);
+    probe_until(f, E_MISMATCH,
+                "has other expert files (0000000000000006) than before (0000000000000005)");
+    call_fails(f, E_MISMATCH, endpoint, "though all are int4-g64-f16");
+    fake_stop(&f->fake[1]);
+    stored = 5;
+    fake_start(&f->fake[1], 0, 2, endpoint);
+    probe_until(f, 0, "");
+    call_is_right(f);
+}
+
 /* It ends while a call waits for it: noticed well before the deadline. */
 static void test_death_during_call(void **state) {
     Fixture *f = *state;
@@ -441,6 +472,14 @@ static void test_open_wrong_shards(void **state) {
     fake_stop(&f->fake[1]);
     fake_start(&f->fake[1], 0, 3, NULL);
     open_fails(f, E_MISMATCH, "is one of 3 shards, 2 are configured");
+    fake_stop(&f->fake[1]);
+    format = "checkpoint";
+    fake_start(&f->fake[1], 0, 2, NULL);
+    open_fails(f, E_MISMATCH, "computes experts as checkpoint, another one as int4-g64-f16");
+    fake_stop(&f->fake[1]);
+    format = "int4-g64-f16", stored = 9;
+    fake_start(&f->fake[1], 0, 2, NULL);
+    open_fails(f, E_MISMATCH, "(0000000000000009) than another one (0000000000000005)");
 }
 
 static void test_open_nobody(void **state) {
@@ -495,6 +534,7 @@ int main(void) {
         T_OPEN(test_mute),
         T_OPEN(test_short_answer),
         T_OPEN(test_death_and_return),
+        T_OPEN(test_return_with_other_experts),
         T_OPEN(test_death_during_call),
         T_OPEN(test_probe_says_not_ready),
         T_OPEN(test_long_silence),
