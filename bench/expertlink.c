@@ -1,5 +1,6 @@
 /* bench_expertlink [CLIENT_CORES DAEMON_CORES WORKER_CORE]: round trips of expert calls between two
- * processes on this host, through shared memory, ZeroMQ ipc and ZeroMQ tcp in the same run.
+ * processes on this host, through shared memory, ZeroMQ ipc and ZeroMQ tcp in the same run; then
+ * what they add to a computation, awake as long as calls usually take and asleep after a moment.
  *
  * The daemon is expertd's own serving (serve.c) over a store that computes nothing, so that what is
  * measured is the way there and back: copying in, waking, taking, answering, adding up. The cores
@@ -12,6 +13,7 @@
 #include "expertd/serve.h"
 #include "proto/expertlink.h"
 #include "proto/hello.h"
+#include "proto/shmring.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -24,13 +26,14 @@
 #include <unistd.h>
 
 enum { HIDDEN = 6144, K = 8, N_EXPERTS = 256, MAX_ROWS = 64, N_PATHS = 3 };
-enum { ROUNDS = 2500, TURN = 50, DEADLINE_MS = 10000 };
+enum { ROUNDS = 2500, TURN = 50, DEADLINE_MS = 10000, SPIN_ROUNDS = 500 };
 
 typedef struct Cores {
     const char *client, *daemon, *worker; /* NULL: not pinned */
 } Cores;
 
 static Cores cores;
+static atomic_uint *compute_us; /* of a call; shared with the daemon */
 
 static int64_t now_ns(void) {
     struct timespec t;
@@ -60,7 +63,7 @@ static int pin(const char *list, int n, Err *err) {
     return 0;
 }
 
-/* ---- a store that computes nothing ---- */
+/* ---- a store that computes nothing, but takes its time ---- */
 
 bool store_holds(const Store *s, int layer, int expert) {
     (void)s;
@@ -75,6 +78,9 @@ int store_pin_caller(const Store *s, Err *err) {
 StoreWork store_compute(Store *s, int layer, int n, int k, const float *x, const int32_t *id,
                         const float *weight, float *y, void (*between)(void *arg), void *arg) {
     (void)s, (void)layer, (void)k, (void)id, (void)weight, (void)between, (void)arg;
+    int us = (int)atomic_load(compute_us);
+    for (int64_t end = now_ns() + us * 1000; us > 0 && now_ns() < end;)
+        ;
     for (int i = 0; i < n; i++) /* one word of each row says that it was here */
         y[(size_t)i * HIDDEN] = x[(size_t)i * HIDDEN];
     return (StoreWork){.n_experts = k};
@@ -260,6 +266,28 @@ static void measure(int rows, int gap_us, double word) {
     fflush(stdout);
 }
 
+/* A decode step's calls: the same size, one after the other, each as long as a real layer. */
+static void measure_waiting(int us) {
+    static const int64_t spin[2] = {EXPERTLINK_SPIN_US, SHM_SPIN_US};
+    static double took[2][SPIN_ROUNDS];
+    double p50[2], p99[2];
+    atomic_store(compute_us, (unsigned)us);
+    for (int at = 0; at < SPIN_ROUNDS; at += TURN)
+        for (int i = 0; i < 2; i++) {
+            expertlink_spin(path[0].link, spin[i]);
+            for (int r = at; r < at + TURN; r++)
+                took[i][r] = call(&path[0], 1) - us;
+        }
+    atomic_store(compute_us, 0);
+    for (int i = 0; i < 2; i++) {
+        p50[i] = quantile(took[i], SPIN_ROUNDS, 0.5);
+        p99[i] = quantile(took[i], SPIN_ROUNDS, 0.99);
+    }
+    printf("%10d %9.1f %9.1f %9.1f %9.1f %8.2f\n", us, p50[0], p99[0], p50[1], p99[1],
+           p50[0] / p50[1]);
+    fflush(stdout);
+}
+
 static void run_client(const char *ipc, const char *tcp) {
     Err err = {0};
     double word = word_floor();
@@ -278,6 +306,11 @@ static void run_client(const char *ipc, const char *tcp) {
     for (int gap_us = 0; gap_us <= 300; gap_us += 300)
         for (int rows = 1; rows <= 8; rows += 7)
             measure(rows, gap_us, word);
+    static const int layer_us[] = {100, 400, 700, 1000, 1400};
+    printf("what a call of one row adds to its computation, us\n");
+    printf("compute us awake p50 awake p99 sleep p50 sleep p99    ratio\n");
+    for (size_t i = 0; i < sizeof layer_us / sizeof *layer_us; i++)
+        measure_waiting(layer_us[i]);
     for (int i = 0; i < N_PATHS; i++)
         expertlink_close(path[i].link);
 }
@@ -291,6 +324,7 @@ int main(int argc, char **argv) {
         cores = (Cores){argv[1], argv[2], argv[3]};
     log_init("bench", LOG_LV_WARN);
     Err err = {0};
+    compute_us = shared_word();
     if (pin(cores.client, 1, &err)) /* the floor is measured from here; the daemon pins itself */
         die("client", &err);
     char dir[] = "/tmp/bench_expertlink.XXXXXX", ipc[96], file[64], tcp[128] = "";

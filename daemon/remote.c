@@ -16,6 +16,7 @@ struct Remote {
     ExpertLink *link;
     uint64_t generation[EXPERTLINK_MAX];            /* checked, by shard */
     char path[EXPERTLINK_MAX][EXPERTLINK_PATH_MAX]; /* said in the log, by shard */
+    bool reserved;                                  /* rows of the engine's steps */
     char misfit[sizeof((Err *)0)->text];            /* said in the log; "": all fit */
     int64_t posted_us;
     StatHist *call_s;
@@ -71,9 +72,18 @@ static int report_misfit(Remote *r, int rc, const Err *err) {
     return rc;
 }
 
+/* Room for the largest step, once the engine says how large that is: a service probes before its
+ * first request, as a rule. */
+static void reserve(Remote *r) {
+    if (!r->reserved && r->runtime->engine)
+        expertlink_reserve(r->link, engine_max_rows(r->runtime->engine));
+    r->reserved = r->runtime->engine != NULL;
+}
+
 static int post(void *arg, int layer, int n, int k, const float *x, const int32_t *id,
                 const float *weight, Err *err) {
     Remote *r = arg;
+    reserve(r);
     r->posted_us = clock_now_us();
     int rc = expertlink_post(r->link, layer, n, k, x, id, weight, err);
     return report_misfit(r, rc ? rc : check(r, err), err);
@@ -91,6 +101,7 @@ static int wait_sum(void *arg, float *y, Err *err) {
 
 int remote_probe(void *arg, Err *err) {
     Remote *r = arg;
+    reserve(r);
     int rc = expertlink_probe(r->link, err);
     return report_misfit(r, rc ? rc : check(r, err), err);
 }
@@ -123,6 +134,7 @@ int remote_open(Remote **out, const Runtime *runtime, const EngineOpts *o, const
     }
     /* The choices of the configuration stand in the order of ExpertLinkTransport. */
     expertlink_transport(r->link, (ExpertLinkTransport)o->expert_transport);
+    expertlink_spin(r->link, o->expert_spin_us);
     report(r, o);
     *out = r;
     return 0;

@@ -334,6 +334,10 @@ const Shape *engine_shape(const Engine *e) {
     return weights_shape(e->weights);
 }
 
+int engine_max_rows(const Engine *e) {
+    return e->conf.max_rows;
+}
+
 KvLayout engine_kv_layout(const Engine *e) {
     return forward_kv_layout(weights_shape(e->weights), e->conf.kv_dtype, e->conf.mtp);
 }

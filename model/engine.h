@@ -42,6 +42,7 @@ int engine_open(Engine **out, const Weights *w, const EngineConf *conf, Err *err
 void engine_close(Engine *e);
 const char *engine_backend(const Engine *e); /* the table really taken: "cpu-avx512" */
 const Shape *engine_shape(const Engine *e);
+int engine_max_rows(const Engine *e); /* tokens of a step */
 
 /* Geometry of the pool without its page count, memory for one where the backend wants it (the
  * caller's to give back before the engine closes; NULL is fine), and binding of kv_pool_bytes of

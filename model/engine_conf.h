@@ -19,6 +19,7 @@ typedef struct EngineOpts {
     int64_t update_ms;
     int64_t expert_timeout_ms, expert_start_ms;
     int expert_transport; /* index into ENGINE_CONF_TRANSPORTS */
+    int64_t expert_spin_us;
 } EngineOpts;
 
 #define ENGINE_CONF_KV_DTYPES  "f32|bf16|fp8"
@@ -149,6 +150,14 @@ typedef struct EngineOpts {
          .help = "How calls reach expertd: shm (shared memory; anything else is an error), zmq "   \
                  "(messages), or auto: shared memory where it can be had.",                        \
          .offset = offsetof(T, field.expert_transport)},                                           \
+        {.section = "experts",                                                                     \
+         .key = "spin_us",                                                                         \
+         .type = CONF_INT,                                                                         \
+         .def = "2000",                                                                            \
+         .max = 100000,                                                                            \
+         .help = "Answers that usually take at most so many microseconds are waited for awake, "   \
+                 "which keeps a core busy and saves the time to wake up.",                         \
+         .offset = offsetof(T, field.expert_spin_us)},                                             \
         {.section = "experts",                                                                     \
          .key = "timeout_ms",                                                                      \
          .type = CONF_MS,                                                                          \

@@ -184,8 +184,8 @@ static bool wait_in_ring(ExpertLink *l, int64_t left_ms, int *rc, Err *err) {
         Daemon *d = &l->daemon[i];
         if (!d->on_ring || d->n_open == 0)
             continue;
-        expertlink_ring_wait(d, left_ms < RING_WAIT_MS ? left_ms * 1000 : RING_WAIT_MS * 1000);
-        *rc = expertlink_ring_take(d, err);
+        expertlink_ring_wait(l, d, left_ms < RING_WAIT_MS ? left_ms * 1000 : RING_WAIT_MS * 1000);
+        *rc = expertlink_ring_take(l, d, err);
         if (d->n_open > 0)
             look_after_rings(l, rc, err);
         return true;
@@ -217,7 +217,7 @@ static int wait_all(ExpertLink *l, DoneFn done, int64_t give_up_ms, Err *err) {
         Daemon *late = NULL;
         for (int i = 0; i < l->n; i++) {
             Daemon *d = &l->daemon[i];
-            int rc = d->on_ring ? expertlink_ring_take(d, err) : drain(l, d, err);
+            int rc = d->on_ring ? expertlink_ring_take(l, d, err) : drain(l, d, err);
             if (rc)
                 return rc;
             if (!done(l, d))
@@ -361,7 +361,7 @@ static int post_to(ExpertLink *l, Daemon *d, const ExpertRows *r, Err *err) {
     if (n_calls > EXPERTLINK_CALLS_MAX)
         return err_set(err, E_LIMIT, "expertd at %s: takes %d rows at once, %d are too many",
                        d->endpoint, max, r->n);
-    int rc = expertlink_ring_ready(l, d, max, n_calls, err);
+    int rc = expertlink_ring_ready(l, d, r->n, err);
     if (rc)
         return rc;
     if (!d->ring && d->y_rows < r->n) {
@@ -372,6 +372,7 @@ static int post_to(ExpertLink *l, Daemon *d, const ExpertRows *r, Err *err) {
     l->next_call += (uint64_t)n_calls;
     d->n_calls = d->n_open = n_calls;
     d->on_ring = d->ring != NULL;
+    d->posted_us = clock_now_us();
     memset(d->answered, 0, sizeof d->answered);
     for (int i = 0; i < n_calls && !rc; i++) {
         int first = i * max, n = r->n - first < max ? r->n - first : max;
@@ -471,7 +472,9 @@ int expertlink_probe(ExpertLink *l, Err *err) {
         if (!l->daemon[i].pong_ready)
             return err_set(err, E_PEER, "expertd at %s: not ready: %.300s", l->daemon[i].endpoint,
                            l->daemon[i].pong_reason);
-    return 0;
+    for (int i = 0; i < l->n && l->reserve_rows > 0 && !rc; i++)
+        rc = expertlink_ring_ready(l, &l->daemon[i], 1, err);
+    return rc;
 }
 
 /* ---- open, close ---- */
@@ -490,6 +493,7 @@ int expertlink_open(ExpertLink **out, const char *const *endpoints, int n, const
     l->n = n;
     l->n_rows = -1;
     l->next_call = 1;
+    l->spin_us = EXPERTLINK_SPIN_US;
     for (int i = 0; i < n; i++)
         l->daemon[i].endpoint = xstrdup(endpoints[i]);
     int rc = connect_all(l, clock_now_ms() + deadline_ms, err);
@@ -521,6 +525,14 @@ void expertlink_transport(ExpertLink *l, ExpertLinkTransport transport) {
         l->daemon[i].ring_tried = false;
         expertlink_ring_drop(&l->daemon[i]);
     }
+}
+
+void expertlink_reserve(ExpertLink *l, int n_rows) {
+    l->reserve_rows = n_rows;
+}
+
+void expertlink_spin(ExpertLink *l, int64_t most_us) {
+    l->spin_us = most_us;
 }
 
 const char *expertlink_path(const ExpertLink *l, int shard) {

@@ -17,7 +17,8 @@ enum {
     EXPERTLINK_MAX = 64,
     EXPERTLINK_CALLS_MAX = 64,
     EXPERTLINK_K_MAX = 16,
-    EXPERTLINK_PATH_MAX = 360
+    EXPERTLINK_PATH_MAX = 360,
+    EXPERTLINK_SPIN_US = 2000
 };
 
 /* How calls travel: shared memory where it can be had, shared memory or not at all, messages. */
@@ -44,6 +45,12 @@ const Baton__Hello *expertlink_hello(const ExpertLink *l, int shard);
 
 /* From the next post on. Not between post and wait. */
 void expertlink_transport(ExpertLink *l, ExpertLinkTransport transport);
+/* Posts of up to so many rows will come: shared memory gets room for them at the next probe, or at
+ * the first post after a connection was made, so that it need not grow within a post. */
+void expertlink_reserve(ExpertLink *l, int n_rows);
+/* Answers through shared memory are waited for awake as long as calls of their size usually take,
+ * if that is at most most_us; longer ones asleep after a moment. At first EXPERTLINK_SPIN_US. */
+void expertlink_spin(ExpertLink *l, int64_t most_us);
 /* How the latest calls to a shard went: "shm", or "zmq: " and why; "" before the first. */
 const char *expertlink_path(const ExpertLink *l, int shard);
 /* The memory through which calls to a shard go, to be pinned by a device; NULL when there is none.

@@ -8,7 +8,10 @@
 
 #include <stdbool.h>
 
-enum { SIZE_LIMIT = 1 << 20 }; /* of hidden and max_rows: no product of sizes overflows */
+enum {
+    SIZE_LIMIT = 1 << 20, /* of hidden and max_rows: no product of sizes overflows */
+    SIZE_CLASSES = 21,    /* of the rows of a post: powers of two */
+};
 
 typedef enum State {
     STATE_CLOSED,   /* no socket; the next post connects */
@@ -35,6 +38,8 @@ typedef struct Daemon {
     int ring_slots, ring_rows;      /* its slots, and the rows of one */
     bool ring_tried;                /* on this connection, without success */
     bool on_ring;                   /* the current post */
+    int64_t posted_us;              /* when that was */
+    int64_t took_us[SIZE_CLASSES];  /* posts of a size usually; 0: not known */
     char path[EXPERTLINK_PATH_MAX]; /* "shm", or "zmq: why" */
 } Daemon;
 
@@ -53,7 +58,9 @@ struct ExpertLink {
     int n_rows;         /* of the current post; -1: none under way */
     Err post_err;       /* why the last post failed */
     ExpertLinkTransport transport;
-    uint8_t *blob; /* one call's second frame */
+    int reserve_rows;
+    int64_t spin_us; /* at most */
+    uint8_t *blob;   /* one call's second frame */
     size_t blob_bytes;
     BusWireMsg msg;
 };
@@ -71,15 +78,16 @@ void *expertlink_payload(const ExpertLink *l, const ExpertRows *r, int first, in
 
 /* expertlink_shm.c */
 
-/* Makes sure that d has a ring with room for calls of `rows` rows, n_calls at a time, or says in
- * d->path why not: then d->ring is NULL. Fails only where the configuration insists on a ring. */
-int expertlink_ring_ready(ExpertLink *l, Daemon *d, int rows, int n_calls, Err *err);
+/* Makes sure that d has a ring with room for a post of n_rows rows and for what is reserved, or
+ * says in d->path why not: then d->ring is NULL. Fails only where the configuration insists on a
+ * ring. */
+int expertlink_ring_ready(ExpertLink *l, Daemon *d, int n_rows, Err *err);
 /* Posts call i of the current post. */
 void expertlink_ring_post(ExpertLink *l, Daemon *d, int i, const ExpertRows *r, int first, int n);
 /* Takes in what is done; E_PEER when the daemon refused a call. */
-int expertlink_ring_take(Daemon *d, Err *err);
+int expertlink_ring_take(const ExpertLink *l, Daemon *d, Err *err);
 /* Waits for the first call that is not done. */
-void expertlink_ring_wait(Daemon *d, int64_t timeout_us);
+void expertlink_ring_wait(const ExpertLink *l, Daemon *d, int64_t timeout_us);
 /* Call i's answer, valid until the next post. */
 const float *expertlink_ring_answer(const Daemon *d, int i);
 /* Gives the ring up, with whatever is under way in it. */

@@ -1,6 +1,8 @@
 /* The part of expertlink that goes through shared memory. */
 #include "proto/expertlink_int.h"
 
+#include "base/clock.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -50,7 +52,11 @@ static void open_ring(ExpertLink *l, Daemon *d, int rows, int n_calls) {
     snprintf(d->path, sizeof d->path, "shm");
 }
 
-int expertlink_ring_ready(ExpertLink *l, Daemon *d, int rows, int n_calls, Err *err) {
+int expertlink_ring_ready(ExpertLink *l, Daemon *d, int n_rows, Err *err) {
+    int most = (int)d->hello->max_rows, limit = most * EXPERTLINK_CALLS_MAX;
+    if (n_rows < l->reserve_rows)
+        n_rows = l->reserve_rows < limit ? l->reserve_rows : limit;
+    int rows = n_rows < most ? n_rows : most, n_calls = (n_rows + most - 1) / most;
     if (d->ring && rows <= d->ring_rows && n_calls <= d->ring_slots)
         return 0;
     if (l->transport == EXPERTLINK_ZMQ)
@@ -70,7 +76,15 @@ void expertlink_ring_post(ExpertLink *l, Daemon *d, int i, const ExpertRows *r, 
     shmring_post(d->ring, i, &head);
 }
 
-int expertlink_ring_take(Daemon *d, Err *err) {
+static int64_t *usual_us(const ExpertLink *l, Daemon *d) {
+    int c = 0;
+    while (c < SIZE_CLASSES - 1 && l->n_rows >> (c + 1))
+        c++;
+    return &d->took_us[c];
+}
+
+int expertlink_ring_take(const ExpertLink *l, Daemon *d, Err *err) {
+    int n_open = d->n_open;
     for (int i = 0; i < d->n_calls; i++) {
         ShmHead head;
         if (d->answered[i] || !shmring_done(d->ring, i))
@@ -82,13 +96,25 @@ int expertlink_ring_take(Daemon *d, Err *err) {
             return err_set(err, E_PEER, "expertd at %s: refuses the call: %s", d->endpoint,
                            head.reason);
     }
+    if (n_open > 0 && d->n_open == 0) {
+        int64_t *usual = usual_us(l, d), took = clock_now_us() - d->posted_us;
+        int64_t step = *usual / 16 + 1; /* towards the median: now and then one takes far longer */
+        *usual = *usual == 0 ? took : took > *usual ? *usual + step : *usual - step;
+    }
     return 0;
 }
 
-void expertlink_ring_wait(Daemon *d, int64_t timeout_us) {
+/* How long to be awake from now on: until half as long again as usual, and a moment. */
+static int64_t spin_us(const ExpertLink *l, Daemon *d) {
+    int64_t usual = *usual_us(l, d), spent = clock_now_us() - d->posted_us;
+    int64_t until = usual > l->spin_us ? SHM_SPIN_US : usual + usual / 2 + SHM_SPIN_US;
+    return until > spent ? until - spent : 0;
+}
+
+void expertlink_ring_wait(const ExpertLink *l, Daemon *d, int64_t timeout_us) {
     for (int i = 0; i < d->n_calls; i++)
         if (!d->answered[i]) {
-            shmring_wait(d->ring, i, timeout_us);
+            shmring_wait(d->ring, i, timeout_us, spin_us(l, d));
             return;
         }
 }

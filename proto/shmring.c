@@ -4,6 +4,7 @@
 #include "base/clock.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -12,7 +13,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { SPINS_PER_LOOK = 64 };
+enum {
+    SPINS_PER_LOOK = 64,
+    CROWDED_US = 500,         /* without this thread: another one has its core */
+    CROWDED_FOR_US = 1000000, /* then it is not tried again */
+};
 
 struct ShmRing {
     ShmGeom geom;
@@ -20,6 +25,7 @@ struct ShmRing {
     void *base;
     size_t bytes;
     BellShared *bell;
+    int64_t crowded_until_us;
 };
 
 /* ---- handshake ---- */
@@ -141,20 +147,38 @@ bool shmring_done(const ShmRing *r, int slot) {
     return is_done(slot_of(r, slot));
 }
 
-bool shmring_wait(ShmRing *r, int slot, int64_t timeout_us) {
-    SlotShared *s = slot_of(r, slot);
-    int64_t spin = timeout_us < SHM_SPIN_US ? timeout_us : SHM_SPIN_US, end = clock_now_us() + spin;
+/* Spins until the slot is done or spin_us are over. Once another thread has had this core for long,
+ * spinning only takes time from whoever computes: none for a while. */
+static void spin(ShmRing *r, SlotShared *s, int64_t spin_us) {
+    int64_t begin = clock_now_us(), now = begin, last;
+    if (begin < r->crowded_until_us && spin_us > SHM_SPIN_US)
+        spin_us = SHM_SPIN_US;
     do {
         for (int i = 0; i < SPINS_PER_LOOK; i++) {
             if (is_done(s))
-                return true;
+                return;
             __builtin_ia32_pause();
         }
-    } while (clock_now_us() < end);
-    if (timeout_us > spin) {
+        if (now - begin > SHM_SPIN_US)
+            sched_yield();
+        last = now;
+        now = clock_now_us();
+        if (now - last > CROWDED_US) {
+            r->crowded_until_us = now + CROWDED_FOR_US;
+            return;
+        }
+    } while (now - begin < spin_us);
+}
+
+bool shmring_wait(ShmRing *r, int slot, int64_t timeout_us, int64_t spin_us) {
+    SlotShared *s = slot_of(r, slot);
+    int64_t begin = clock_now_us();
+    spin(r, s, timeout_us < spin_us ? timeout_us : spin_us);
+    int64_t left = begin + timeout_us - clock_now_us();
+    if (left > 0 && !is_done(s)) {
         atomic_store(&s->waits, 1);
         if (!is_done(s))
-            shm_wait(&s->state, SLOT_POSTED, timeout_us - spin);
+            shm_wait(&s->state, SLOT_POSTED, left);
         atomic_store(&s->waits, 0);
     }
     return is_done(s);

@@ -55,9 +55,10 @@ void *shmring_out(const ShmRing *r, int slot); /* out_bytes, to read while DONE 
 void shmring_post(ShmRing *r, int slot, const ShmHead *head);
 /* Whether it is DONE. */
 bool shmring_done(const ShmRing *r, int slot);
-/* Whether it is DONE; waits at most timeout_us, of which the first SHM_SPIN_US are spent spinning.
- */
-bool shmring_wait(ShmRing *r, int slot, int64_t timeout_us);
+/* Whether it is DONE; waits at most timeout_us, of which the first spin_us are spent spinning. From
+ * SHM_SPIN_US on other threads of this core get their turn in between; when one has taken a long
+ * one, spinning ends, and for a second it is not more than SHM_SPIN_US. */
+bool shmring_wait(ShmRing *r, int slot, int64_t timeout_us, int64_t spin_us);
 /* DONE -> FREE; the answer's head goes to *head. */
 void shmring_release(ShmRing *r, int slot, ShmHead *head);
 

@@ -238,7 +238,7 @@ static void sent_right(int at, uint64_t call, const Rows *r) {
 static void done_right(Fixture *f, int slot, const Rows *r, int64_t timeout_us) {
     ShmHead head;
     int64_t end = clock_now_us() + timeout_us;
-    while (!shmring_wait(f->ring, slot, 10000))
+    while (!shmring_wait(f->ring, slot, 10000, SHM_SPIN_US))
         assert_true(clock_now_us() < end);
     shmring_release(f->ring, slot, &head);
     assert_int_equal(head.code, 0);

@@ -108,7 +108,7 @@ static void test_answers(void **state) {
             post(f->ring, s, a + (uint32_t)s);
         for (int s = 0; s < SLOTS; s++) {
             ShmHead h;
-            assert_true(shmring_wait(f->ring, s, SOON_US));
+            assert_true(shmring_wait(f->ring, s, SOON_US, SHM_SPIN_US));
             shmring_release(f->ring, s, &h);
             assert_int_equal(h.code, 0);
             const uint8_t *y = shmring_out(f->ring, s);
@@ -124,7 +124,7 @@ static void test_refusal_has_its_reason(void **state) {
     ShmHead h;
     start_worker(f);
     post(f->ring, 0, 99);
-    assert_true(shmring_wait(f->ring, 0, SOON_US));
+    assert_true(shmring_wait(f->ring, 0, SOON_US, SHM_SPIN_US));
     shmring_release(f->ring, 0, &h);
     assert_int_equal(h.code, 1);
     assert_string_equal(h.reason, "not 99");
@@ -135,7 +135,7 @@ static void test_wait_ends_in_time(void **state) {
     post(f->ring, 0, 1);
     int64_t begin = clock_now_us();
     while (clock_now_us() - begin < 100000)
-        assert_false(shmring_wait(f->ring, 0, 100000 - (clock_now_us() - begin) + 1));
+        assert_false(shmring_wait(f->ring, 0, 100000 - (clock_now_us() - begin) + 1, SHM_SPIN_US));
     assert_true(clock_now_us() - begin < 1000000);
 }
 
@@ -275,7 +275,7 @@ static void test_hostile_callers(void **state) {
     assert_int_equal(shmserver_n_rings(f->server), 1); /* only the good one */
     start_worker(f);
     post(f->ring, 0, 1);
-    assert_true(shmring_wait(f->ring, 0, SOON_US));
+    assert_true(shmring_wait(f->ring, 0, SOON_US, SHM_SPIN_US));
 }
 
 /* A caller that writes anything anywhere hurts itself alone. */
@@ -293,7 +293,7 @@ static void test_scribbling_caller(void **state) {
             all[(size_t)rand_r(&seed) % bytes] = (uint8_t)rand_r(&seed);
         post(f->ring, i % SLOTS, (uint32_t)rand_r(&seed));
         post(good, 0, 7);
-        assert_true(shmring_wait(good, 0, SOON_US));
+        assert_true(shmring_wait(good, 0, SOON_US, SHM_SPIN_US));
         ShmHead h;
         shmring_release(good, 0, &h);
         assert_int_equal(*(uint8_t *)shmring_out(good, 0), 8);
@@ -389,7 +389,7 @@ static void test_scribbling_daemon(void **state) {
             all[(size_t)rand_r(&seed) % bytes] = (uint8_t)rand_r(&seed);
         post(f->ring, i % SLOTS, 1);
         memset(all, 0xff, bytes);
-        shmring_wait(f->ring, i % SLOTS, 10);
+        shmring_wait(f->ring, i % SLOTS, 10, SHM_SPIN_US);
         shmring_release(f->ring, i % SLOTS, &h);
         assert_true(strlen(h.reason) <= SHM_REASON_MAX);
     }

@@ -64,7 +64,7 @@ static bool check(ShmRing *r, int slot, uint32_t a, bool refused) {
     ShmHead h;
     const uint32_t *out = shmring_out(r, slot);
     int64_t end = clock_now_us() + SOON_US;
-    while (!shmring_wait(r, slot, 2000))
+    while (!shmring_wait(r, slot, 2000, SHM_SPIN_US))
         if (clock_now_us() > end)
             return false;
     shmring_release(r, slot, &h);
