@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <linux/mempolicy.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { HUGE = 2 << 20, MAX_NODES = 1024 };
+enum {
+    HUGE = 2 << 20,
+    MAX_NODES = 1024,
+    FILLERS = 8,       /* threads that touch reserved pages, */
+    FILL_MIN = 1 << 30 /* each at least so many bytes */
+};
 
 /* ---- taking it ---- */
 
@@ -34,13 +40,6 @@ static void *map_aligned(size_t bytes) {
     return p + before;
 }
 
-/* The kernel gives reserved pages or none: it fails here and not when they are touched. */
-static void *map_reserved(size_t bytes) {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << MAP_HUGE_SHIFT, -1, 0);
-    return p == MAP_FAILED ? NULL : p;
-}
-
 static void bind_to(NodeMem *m, int node) {
     unsigned long mask[MAX_NODES / 64] = {0};
     if (node >= MAX_NODES) {
@@ -54,12 +53,72 @@ static void bind_to(NodeMem *m, int node) {
         snprintf(m->unbound, sizeof m->unbound, "%s", strerror(errno));
 }
 
+typedef struct Fill {
+    void *at;
+    size_t bytes;
+    bool done;
+} Fill;
+
+static void *fill(void *arg) {
+    Fill *f = arg;
+    f->done = madvise(f->at, f->bytes, MADV_POPULATE_WRITE) == 0;
+    return NULL;
+}
+
+/* Takes all pages now, where a lack of them is an answer and not a signal. */
+static bool fill_all(const NodeMem *m) {
+    size_t n = m->bytes / FILL_MIN < FILLERS ? m->bytes / FILL_MIN + 1 : FILLERS,
+           each = m->bytes / n / HUGE * HUGE;
+    Fill f[FILLERS];
+    pthread_t id[FILLERS];
+    bool started[FILLERS] = {false}, done = true;
+    for (size_t i = 0; i < n; i++) {
+        f[i] = (Fill){(char *)m->at + i * each, i + 1 < n ? each : m->bytes - i * each, false};
+        started[i] = i > 0 && pthread_create(&id[i], NULL, fill, &f[i]) == 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (started[i])
+            pthread_join(id[i], NULL);
+        else
+            fill(&f[i]);
+        done &= f[i].done;
+    }
+    return done;
+}
+
+static bool read_key(const char *root, const char *path, const char *key, uint64_t *out);
+
+/* Reserved pages of the node, all of them or none. What the kernel sets aside when they are mapped
+ * is of any node, and a group may be refused what the system has: so the node is asked first, and
+ * the pages are taken before they count. */
+static bool take_reserved(NodeMem *m, int node) {
+    uint64_t left;
+    char *path = xasprintf("/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/"
+                           "free_hugepages",
+                           node);
+    bool may = node < 0 || (read_key("", path, "", &left) && left >= m->bytes / HUGE);
+    free(path);
+    if (!may)
+        return false;
+    m->at = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | 21 << MAP_HUGE_SHIFT, -1, 0);
+    if (m->at == MAP_FAILED)
+        return false;
+    if (node >= 0)
+        bind_to(m, node);
+    m->reserved = (node < 0 || m->bound) && fill_all(m);
+    if (!m->reserved)
+        munmap(m->at, m->bytes);
+    return m->reserved;
+}
+
 int node_mem_new(NodeMem *out, size_t bytes, int node, Err *err) {
     NodeMem m = {.bytes = round_up(bytes)};
-    m.at = node < 0 ? map_reserved(m.bytes) : NULL; /* the pool may be another node's */
-    m.reserved = m.at != NULL;
-    if (!m.at)
-        m.at = map_aligned(m.bytes);
+    if (take_reserved(&m, node)) {
+        *out = m;
+        return 0;
+    }
+    m = (NodeMem){.bytes = m.bytes, .at = map_aligned(m.bytes)};
     if (!m.at)
         return err_set(err, E_NOMEM, "no address space for %zu bytes: %s", m.bytes,
                        strerror(errno));

@@ -16,9 +16,9 @@ typedef struct NodeMem {
 } NodeMem;
 
 /* Reserves address space of `bytes`, rounded up to 2 MiB, of node's memory (-1: any): reserved huge
- * pages where enough are free, else transparent ones are asked for. Nothing is touched yet. A
- * system that refuses the binding leaves it unbound and says so. E_NOMEM with the number of bytes.
- */
+ * pages where enough are free, which are taken at once; else transparent ones are asked for, and
+ * nothing is touched yet. A system that refuses the binding leaves it unbound and says so. E_NOMEM
+ * with the number of bytes. */
 int node_mem_new(NodeMem *out, size_t bytes, int node, Err *err);
 void node_mem_free(NodeMem *m);
 

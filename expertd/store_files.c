@@ -150,19 +150,21 @@ uint64_t store_files_work_bytes(const StoreFiles *f) {
     return 2 * run + most * (hidden + k) * 2 * sizeof(float);
 }
 
+/* Before anything is read. Reserved pages have been taken and count no more. */
 static int admit(const StoreFiles *f, Err *err) {
     char what[256];
     uint64_t left = node_mem_available("", f->conf->node, what, sizeof what),
-             work = store_files_work_bytes(f);
+             work = store_files_work_bytes(f), need = work + (f->memory.reserved ? 0 : f->bytes);
     double gib = 1u << 30;
-    if (f->bytes + work <= left)
+    if (need <= left)
         return 0;
     return err_set(err, E_NOMEM,
-                   "the slice has %.1f GiB (%d experts of %.2f MiB) and calls of %d rows need %.1f "
-                   "GiB, %s has %.1f GiB left",
+                   "the slice has %.1f GiB (%d experts of %.2f MiB)%s and calls of %d rows need "
+                   "%.1f GiB, %s has %.1f GiB left",
                    (double)f->bytes / gib, (int)(f->bytes / slice_bytes(f)),
-                   (double)slice_bytes(f) / (1 << 20), f->conf->max_rows, (double)work / gib, what,
-                   (double)left / gib);
+                   (double)slice_bytes(f) / (1 << 20),
+                   f->memory.reserved ? ", which is there in reserved pages," : "",
+                   f->conf->max_rows, (double)work / gib, what, (double)left / gib);
 }
 
 typedef struct Load {
@@ -288,9 +290,9 @@ int store_files_open(StoreFiles **out, const StoreConf *conf, bool **held, Err *
     if (rc == 0)
         rc = decide_held(f, &mine, err);
     if (rc == 0)
-        rc = admit(f, err);
-    if (rc == 0)
         rc = node_mem_new(&f->memory, f->bytes, conf->node, err);
+    if (rc == 0)
+        rc = admit(f, err);
     if (rc == 0)
         rc = load_all(f, mine, err);
     if (rc == 0 && conf->lock)

@@ -24,7 +24,8 @@ static void test_memory_is_aligned_and_counted(void **state) {
         assert_int_equal(m.bytes, 6 * MIB);
         assert_true(m.bound == (node >= 0 && !*m.unbound));
         NodeMemReport r = node_mem_report(&m, node);
-        assert_int_equal(r.local_bytes, 0); /* nothing was touched */
+        assert_true(m.reserved || r.local_bytes == 0); /* nothing was touched */
+        assert_true(!m.reserved || (r.huge_bytes == m.bytes && m.bound == (node == 0)));
         memset(m.at, 1, m.bytes);
         r = node_mem_report(&m, node);
         assert_true(r.huge_bytes <= m.bytes);
@@ -34,6 +35,38 @@ static void test_memory_is_aligned_and_counted(void **state) {
         assert_null(m.at);
         node_mem_free(&m);
     }
+}
+
+/* A file's number; -1 when there is none. */
+static long number_in(const char *path) {
+    long n = -1;
+    FILE *f = fopen(path, "r");
+    if (f && fscanf(f, "%ld", &n) != 1)
+        n = -1;
+    if (f)
+        fclose(f);
+    return n;
+}
+
+/* Reserved pages are taken of the node or of none, all that are needed or none; on a system that
+ * has none this is the way without. */
+static void test_reserved_pages_of_a_node(void **state) {
+    (void)state;
+    long left =
+        number_in("/sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages");
+    for (long pages = 1; pages <= left + 1 && pages < 64; pages += 5) {
+        NodeMem m;
+        assert_int_equal(node_mem_new(&m, (size_t)pages * 2 * MIB, 0, NULL), 0);
+        assert_int_equal(m.reserved, left >= pages);
+        memset(m.at, 1, m.bytes);
+        if (m.reserved)
+            assert_int_equal(node_mem_report(&m, 0).local_bytes, m.bytes);
+        node_mem_free(&m);
+    }
+    NodeMem m;
+    assert_int_equal(node_mem_new(&m, (size_t)(left < 0 ? 1 : left + 1) * 2 * MIB, 0, NULL), 0);
+    assert_false(m.reserved);
+    node_mem_free(&m);
 }
 
 static void test_a_node_that_is_not_there(void **state) {
@@ -142,6 +175,7 @@ static void test_this_machine_has_memory(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_is_aligned_and_counted),
+        cmocka_unit_test(test_reserved_pages_of_a_node),
         cmocka_unit_test(test_a_node_that_is_not_there),
         cmocka_unit_test(test_lock_limit),
         cmocka_unit_test(test_the_least_of_all_limits),
